@@ -1,0 +1,53 @@
+# Two commands for everybody: `make demo` and `make test`. Both build the wheel, install it
+# into .venv and work from there, so what is shown and tested is what would be shipped.
+# Stamp files make a second call quick. Needed beforehand: Python 3.11 or newer, make, git.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DIST := $(VENV)/dist
+SOURCES := $(shell find src -name '*.py' -o -name '*.html' -o -name 'py.typed') \
+	pyproject.toml README.md LICENSE
+
+.PHONY: demo test lint format types docs clean
+
+demo: $(VENV)/.stamp-examples
+	$(BIN)/rallypoint demo
+
+test: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+docs: $(VENV)/.stamp-dev
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-wheel: $(SOURCES) | $(BIN)/python
+	rm -rf $(DIST)
+	$(PIP) wheel --quiet --no-deps --wheel-dir $(DIST) .
+	touch $@
+
+# The wheel is put in first, without its dependencies, because its version does not change
+# while one works on it and pip would keep the copy it has.
+$(VENV)/.stamp-%: $(VENV)/.stamp-wheel
+	$(PIP) install --quiet --no-deps --force-reinstall $(DIST)/rallypoint-*.whl
+	$(PIP) install --quiet "$$(ls $(DIST)/rallypoint-*.whl)[$*]"
+	touch $@

@@ -1,0 +1,130 @@
+"""Elastic data-parallel training with torch: the digits again, under DDP and gloo.
+
+    rallypoint run --standalone --nproc-per-node 2 examples/train_ddp.py
+    rallypoint run --nnodes 1:4 --endpoint HOST --run-id digits examples/train_ddp.py
+
+A plain torch script: it reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
+`rallypoint run` sets as torchrun does, so it runs under either. The global batch does not
+depend on the number of workers, and rank 0 writes a checkpoint after each epoch, so that a
+new round of another size goes on where the last one was.
+"""
+
+import argparse
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH = 128  # samples of one step, over all workers
+TEST_SAMPLES = 360
+SEED = 7
+
+
+def load_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scikit-learn's bundled digits, in the order that train_digits.py has them."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(SEED).permutation(len(y))
+    return torch.tensor(x[order] / 16.0, dtype=torch.float32), torch.tensor(y[order])
+
+
+def save_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
+) -> None:
+    """Write the state, so that a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    torch.save(state, scratch)
+    scratch.replace(path)
+
+
+def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Take over rank 0's checkpoint on all workers; return how many epochs are done."""
+    here = path.read_bytes() if dist.get_rank() == 0 and path and path.exists() else b""
+    size = torch.tensor(len(here))
+    dist.broadcast(size, src=0)
+    if not size:
+        return 0
+    content = torch.frombuffer(bytearray(here or int(size)), dtype=torch.uint8)
+    dist.broadcast(content, src=0)
+    state = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["epoch"])
+
+
+def train_epoch(
+    model: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    epoch: int,
+) -> float:
+    """Train one epoch together with all workers; return the mean loss."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(SEED + epoch))
+    total = torch.zeros(1)
+    for batch in order.split(BATCH):
+        share = batch[rank::world_size]
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[share]), y[share], reduction="sum")
+        # DDP averages over workers; what is wanted is the mean over the global batch.
+        (loss * world_size / len(batch)).backward()
+        optimizer.step()
+        total += loss.detach()
+    dist.all_reduce(total)
+    return float(total) / len(y)
+
+
+def measure(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return the share of samples that are recognised."""
+    with torch.no_grad():
+        return float((network(x).argmax(dim=1) == y).float().mean())
+
+
+def train(epochs: int, path: Path | None) -> None:
+    """Train up to `epochs` epochs, from the checkpoint if there is one."""
+    x, y = load_data()
+    test_x, test_y, train_x, train_y = (
+        x[:TEST_SAMPLES], y[:TEST_SAMPLES], x[TEST_SAMPLES:], y[TEST_SAMPLES:]
+    )  # fmt: skip
+    torch.manual_seed(SEED)
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
+    done = resume(path, network, optimizer)
+    model = DistributedDataParallel(network)
+    for epoch in range(done, epochs):
+        loss = train_epoch(model, optimizer, train_x, train_y, epoch)
+        if dist.get_rank() == 0:
+            if path is not None:
+                save_checkpoint(path, network, optimizer, epoch + 1)
+            print(
+                f"world size {dist.get_world_size()}  epoch {epoch + 1:3d}  "
+                f"loss {loss:.4f}  accuracy {measure(network, test_x, test_y):.1%}",
+                flush=True,
+            )
+    if dist.get_rank() == 0:
+        print(f"final accuracy {measure(network, test_x, test_y):.1%}", flush=True)
+
+
+def main() -> None:
+    """Read the options, meet the others, train, and part in good order."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder to resume from")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # several workers share the machine's cores
+    dist.init_process_group("gloo")
+    train(options.epochs, options.checkpoint / "ddp.pt" if options.checkpoint else None)
+    dist.barrier()  # nobody goes before the last checkpoint is written
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The `rallypoint` command: one file a subcommand, loaded when it is asked for."""
+
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "run": "Start a node of a job: meet the others, run the workers, go on without the lost.",
+    "serve": "Serve rendezvous and a key/value store to any number of runs.",
+    "demo": "Show it all on this machine: four nodes, one killed, one added.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported only when used, so that `--help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import `rallypoint.cli.NAME` and return its `command`."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"rallypoint.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rallypoint", prog_name="rallypoint")
+def main() -> None:
+    """Elastic rendezvous for distributed jobs: nodes that come, go and die stay agreed."""

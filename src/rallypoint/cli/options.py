@@ -1,0 +1,124 @@
+"""The options of `rallypoint run`: torchrun's names, ours, and their variables.
+
+Every option is also read from RALLYPOINT_NAME, and torchrun's from PET_NAME as there.
+Underscores and dashes are the same. Durations come from the table in `rendezvous.defaults`.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rallypoint.rendezvous import defaults
+
+Decorated = Callable[..., Any]
+SETTINGS = {
+    "allow_interspersed_args": False,  # what follows the script is the script's
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+}
+TIMING_FLAGS = {"last_call": ("--last-call", "--last-call-timeout")}
+_OURS_ALONE = ("port", "stop_grace")
+
+
+def _torch(*names: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
+    """Return an option that torchrun has too; the last long name is torchrun's."""
+    return _option(*names, pet=True, **kwargs)
+
+
+def _option(*names: str, pet: bool = False, **kwargs: Any) -> Callable[[Decorated], Decorated]:
+    longs = [name[2:].replace("-", "_") for name in names if name.startswith("--")]
+    variables = [f"RALLYPOINT_{name.upper()}" for name in longs]
+    if pet:
+        variables.append(f"PET_{longs[-1].upper()}")
+    return click.option(*names, longs[0], envvar=variables, **kwargs)
+
+
+def timing_rows() -> list[defaults.Default]:
+    """Return the rows of the defaults table that are options of the rendezvous."""
+    return [row for row in defaults.DEFAULTS if row.flag and row.name not in _OURS_ALONE]
+
+
+def _timing(row: defaults.Default) -> Callable[[Decorated], Decorated]:
+    flags = TIMING_FLAGS.get(row.name, (row.flag,))
+    text = f"{row.meaning} [default: {row.default:g} s]"
+    return click.option(*flags, row.name, type=float, metavar="SECONDS", envvar=row.env, help=text)
+
+
+_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
+    _torch("--nnodes", default="1", metavar="MIN[:MAX]", help="Nodes of a round."),
+    _torch(
+        "--nproc-per-node",
+        default="1",
+        metavar="N|auto|cpu|gpu",
+        help="Workers of this node; auto: one a GPU, without GPUs one a CPU.",
+    ),
+    _torch("--node-rank", type=int, help="Rank that this node asks for."),
+    _torch("--backend", "--rdzv-backend", default="core", help="core, file, static, or another."),
+    _torch(
+        "--endpoint",
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="Where the nodes meet (file: a path that all share).",
+    ),
+    _torch("--run-id", "--rdzv-id", help="Name of the job, the same on all nodes."),
+    _torch(
+        "--rdzv-conf", default="", metavar="K=V,...", help="More settings of the rendezvous."
+    ),
+    _torch(
+        "--max-restarts",
+        type=int,
+        help="Rounds that failing workers may cost the run. [default: 0 on one node, else 3]",
+    ),
+    _torch(
+        "--monitor-interval",
+        type=float,
+        default=0.1,
+        metavar="SECONDS",
+        help="How long newcomers are gathered before they are let in together.",
+    ),
+    _torch("--role", default="default", help="Name of the workers' role."),
+    _torch(
+        "--log-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Directory for the workers' output: RUN/round_N/RANK/stdout.log and stderr.log.",
+    ),
+    _torch(
+        "-r", "--redirects", default="0", metavar="0..3|RANK:0..3,...",
+        help="Streams that go to files only: 1 stdout, 2 stderr, 3 both.",
+    ),
+    _torch(
+        "-t", "--tee", default="0", metavar="0..3|RANK:0..3,...",
+        help="Streams that go to files and, with a prefix, to the console.",
+    ),
+    _torch("--local-addr", metavar="ADDR", help="Address of this node as others reach it."),
+    _torch("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
+    _torch("--no-python", is_flag=True, help="SCRIPT is a program of its own."),
+    _torch("--standalone", is_flag=True, help="One node, meeting only itself."),
+    _option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File with the token that the nodes share (else: RALLYPOINT_TOKEN).",
+    ),
+    _option("--insecure", is_flag=True, help="Serve other machines without a token."),
+    _option("--slot", help="Place that this node fills (pod, task); a newcomer replaces it."),
+    _option("--target-nodes", type=int, help="Size at which a round begins at once."),
+    _option("--new-incarnation", is_flag=True, help="Open a run afresh that has ended."),
+    _option(
+        "--stop-grace",
+        type=click.FloatRange(min=0),
+        default=defaults.value("stop_grace"),
+        metavar="SECONDS",
+        help=defaults.row("stop_grace").meaning,
+    ),
+    *(_timing(row) for row in timing_rows()),
+    click.option("--explain", is_flag=True, help="Show each setting and its origin, and end."),
+)  # fmt: skip
+
+
+def all_options(function: Decorated) -> Decorated:
+    """Give a command all options of `run`, in the order in which they are listed here."""
+    return functools.reduce(lambda f, option: option(f), reversed(_OPTIONS), function)

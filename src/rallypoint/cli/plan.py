@@ -1,0 +1,303 @@
+"""From the options of `rallypoint run` to a plan that is checked whole before anything starts.
+
+Everything that can be wrong with what the user typed is found here and raises ParameterError
+with what, where and what to change; the command turns it into exit code 2.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rallypoint.agent.output import OutputPlan, parse_choice
+from rallypoint.cli.options import timing_rows
+from rallypoint.errors import ParameterError
+from rallypoint.rendezvous.api import RendezvousParameters
+from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
+from rallypoint.rendezvous.settings import RendezvousSettings
+
+DEFAULT_MAX_RESTARTS = 3
+LOOPBACK = "127.0.0.1"
+PATH_BACKENDS = ("file",)
+NVIDIA_SMI_SECONDS = 20.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What one `rallypoint run` will do.
+
+    Args:
+        parameters: of the rendezvous handler.
+        settings: the same, read and checked.
+        argv: command of each worker.
+        output: where the workers' output goes.
+        local_world_size: workers of this node.
+        max_restarts: failing rounds that the run may have.
+        store_url: where workers find the store.
+        token: shared token, "" for none.
+        insecure: serve other machines without a token.
+        role, monitor_interval, stop_grace: as given (the latter two in seconds).
+        effective: option name -> value that holds, as a text, for `--explain`.
+    """
+
+    parameters: RendezvousParameters
+    settings: RendezvousSettings
+    argv: tuple[str, ...]
+    output: OutputPlan
+    local_world_size: int
+    max_restarts: int
+    store_url: str
+    token: str
+    insecure: bool
+    role: str
+    monitor_interval: float
+    stop_grace: float
+    effective: dict[str, str] = {}
+
+
+def make_plan(
+    options: Mapping[str, Any],
+    command: tuple[str, ...],
+    env: Mapping[str, str],
+    *,
+    needs_command: bool = True,
+) -> Plan:
+    """Return the plan of options (names as in `options`). Raises ParameterError."""
+    least, most = nodes(options["nnodes"])
+    endpoint, run_id, shown = _meeting(options, most)
+    workers = workers_per_node(options["nproc_per_node"], env)
+    restarts = options["max_restarts"]
+    if restarts is None:
+        restarts = 0 if most == 1 else DEFAULT_MAX_RESTARTS
+    if restarts < 0:
+        raise ParameterError(f"--max-restarts {restarts}: give 0 or more")
+    if options["monitor_interval"] < 0:
+        raise ParameterError(f"--monitor-interval {options['monitor_interval']}: give 0 or more")
+    token = _token(options["token_file"], env)
+    backend = options["backend"]
+    params = RendezvousParameters(
+        backend=backend,
+        endpoint=endpoint,
+        run_id=run_id,
+        min_nodes=least,
+        max_nodes=most,
+        local_addr=options["local_addr"] or (LOOPBACK if shown else None),
+        node_rank=options["node_rank"],
+        local_world_size=workers,
+        config=_config(options, token, restarts),
+    )
+    settings = RendezvousSettings.from_params(params)
+    effective = {name: _text(value) for name, value in options.items() if name != "explain"}
+    effective |= {"endpoint": endpoint, "run_id": run_id, "nproc_per_node": str(workers)}
+    effective |= {"max_restarts": str(restarts), **_durations(settings)}
+    return Plan(
+        parameters=params,
+        settings=settings,
+        argv=_argv(command, options) if command or needs_command else (),
+        output=_output(options),
+        local_world_size=workers,
+        max_restarts=restarts,
+        store_url=_store_url(backend, endpoint),
+        token=token,
+        insecure=options["insecure"],
+        role=options["role"],
+        monitor_interval=options["monitor_interval"],
+        stop_grace=options["stop_grace"],
+        effective=effective,
+    )
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """Return (min, max) of `--nnodes`. Raises ParameterError."""
+    least, colon, most = text.partition(":")
+    if not least.isdecimal() or (colon and not most.isdecimal()):
+        raise ParameterError(f"--nnodes {text}: give MIN or MIN:MAX, two whole numbers")
+    low, high = int(least), int(most or least)
+    if low < 1:
+        raise ParameterError(f"--nnodes {text}: at least 1 node is needed")
+    if high < low:
+        raise ParameterError(
+            f"--nnodes {text}: the most ({high}) is below the fewest ({low}); "
+            f"did you mean {high}:{low}?"
+        )
+    return low, high
+
+
+def workers_per_node(text: str, env: Mapping[str, str]) -> int:
+    """Return how many workers `--nproc-per-node` means on this machine. ParameterError."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    if text == "cpu":
+        return _cpus()
+    if text == "auto":
+        return _gpus(env) or _cpus()
+    if text == "gpu":
+        found = _gpus(env)
+        if not found:
+            raise ParameterError(
+                "--nproc-per-node gpu: no GPU was found (CUDA_VISIBLE_DEVICES is empty or unset, "
+                "and nvidia-smi lists none); give a number, cpu or auto"
+            )
+        return found
+    raise ParameterError(f"--nproc-per-node {text}: give a number above 0, auto, cpu or gpu")
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus(env: Mapping[str, str]) -> int:
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        devices = [device.strip() for device in visible.split(",")]
+        ends = devices.index("-1") if "-1" in devices else len(devices)  # CUDA stops there
+        return len([device for device in devices[:ends] if device])
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    try:
+        answer = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+
+
+def _argv(command: tuple[str, ...], options: Mapping[str, Any]) -> tuple[str, ...]:
+    return command_of(command, options["module"], options["no_python"])
+
+
+def command_of(command: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
+    """Return the workers' argv. Raises ParameterError when there is nothing to run."""
+    if not command:
+        raise ParameterError("no script given: rallypoint run [OPTIONS] SCRIPT [ARGS]...")
+    if module and no_python:
+        raise ParameterError("-m and --no-python: give one of them")
+    if no_python:
+        if shutil.which(command[0]) is None:
+            raise ParameterError(f"no such program: {command[0]!r}; give its path, or fix PATH")
+        return command
+    if module:
+        return (sys.executable, "-u", "-m", *command)
+    if not Path(command[0]).is_file():
+        raise ParameterError(
+            f"no such script: {command[0]!r} (in {Path.cwd()}); "
+            "for a module give -m, for another program --no-python"
+        )
+    return (sys.executable, "-u", *command)
+
+
+def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
+    """Return endpoint, run id, and whether the node meets only itself."""
+    endpoint, run_id, backend = options["endpoint"], options["run_id"], options["backend"]
+    if options["standalone"] and most > 1:
+        raise ParameterError(
+            f"--standalone with --nnodes {options['nnodes']}: it is for one node; "
+            "give --endpoint HOST:PORT and --run-id instead"
+        )
+    if options["standalone"] or (most == 1 and not endpoint and backend == "core"):
+        if backend != "core":
+            raise ParameterError(f"--standalone with --backend {backend}: give one of them")
+        return f"{LOOPBACK}:{free_port(LOOPBACK)}", run_id or f"run-{uuid.uuid4().hex[:12]}", True
+    if not endpoint:
+        what = "a path that all nodes share" if backend in PATH_BACKENDS else "HOST:PORT"
+        raise ParameterError(f"--endpoint is missing: give {what}, the same on all nodes")
+    if backend not in PATH_BACKENDS:
+        _check_port(endpoint)
+    if not run_id:
+        raise ParameterError(
+            "--run-id is missing: give the job a name, the same on all nodes and new for each job"
+        )
+    return endpoint, run_id, False
+
+
+def _check_port(endpoint: str) -> None:
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
+    if port == -1:
+        shown = f"[{host}]" if ":" in host else host
+        raise ParameterError(f"--endpoint {endpoint}: the port is missing; give {shown}:29400")
+
+
+def _config(options: Mapping[str, Any], token: str, restarts: int) -> dict[str, Any]:
+    config: dict[str, Any] = parse_conf(options["rdzv_conf"])
+    for row in timing_rows():
+        if options[row.name] is not None:
+            for spelling in (row.parameter, *row.aliases):
+                config.pop(spelling, None)  # an option is stronger than --rdzv-conf
+            config[row.parameter] = options[row.name]
+    for name in ("slot", "target_nodes", "role"):
+        if options[name] is not None:
+            config[name] = options[name]
+    for name in ("insecure", "new_incarnation"):
+        if options[name]:
+            config[name] = True
+    if token:
+        config["token"] = token
+    return {**config, "max_restarts": restarts}
+
+
+def parse_conf(text: str) -> dict[str, Any]:
+    """Return the pairs of `--rdzv-conf`. Raises ParameterError."""
+    pairs = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--rdzv-conf {text}: {part!r} is no KEY=VALUE")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _token(path: Path | None, env: Mapping[str, str]) -> str:
+    if path is None:
+        return env.get("RALLYPOINT_TOKEN", "")
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--token-file {path}: cannot be read: {error}") from error
+    if not token:
+        raise ParameterError(f"--token-file {path}: it is empty; write the shared token into it")
+    return token
+
+
+def _output(options: Mapping[str, Any]) -> OutputPlan:
+    redirects = parse_choice("--redirects", options["redirects"])
+    tee = parse_choice("--tee", options["tee"])
+    wanted = any(redirects.values())
+    if wanted and options["log_dir"] is None:
+        raise ParameterError("--redirects needs a place for the files: give --log-dir DIR")
+    return OutputPlan(
+        log_dir=options["log_dir"],
+        redirects=redirects if wanted else {},
+        tee=tee if any(tee.values()) else {},
+        role=options["role"],
+    )
+
+
+def _store_url(backend: str, endpoint: str) -> str:
+    return Path(endpoint).absolute().as_uri() if backend in PATH_BACKENDS else f"tcp://{endpoint}"
+
+
+def _durations(settings: RendezvousSettings) -> dict[str, str]:
+    limits = settings.timeout
+    found = {
+        "join": limits.join,
+        "last_call": limits.last_call,
+        "close": limits.close,
+        "lease": settings.lease,
+        "disconnect_grace": settings.disconnect_grace,
+        "replacement_wait": settings.replacement_wait,
+        "rejoin_timeout": settings.rejoin_timeout,
+    }
+    return {name: f"{value.total_seconds():g} s" for name, value in found.items()}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,111 @@
+"""`rallypoint run`: start this node of a job.
+
+Reads and checks everything first (`plan`), then hosts the server if the endpoint is this
+machine's, then hands over to the agent. Exit codes: 0 done, 1 failed, 2 usage, 128 + N after
+signal N.
+"""
+
+import os
+import socket
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from rallypoint.agent.policy import EXIT_FAILED, EXIT_USAGE
+from rallypoint.agent.report import complain
+from rallypoint.cli.options import SETTINGS, all_options
+from rallypoint.cli.plan import Plan, make_plan, parse_conf
+from rallypoint.errors import ParameterError, RallypointError
+from rallypoint.rendezvous import defaults
+
+HOSTED_BACKEND = "core"
+
+
+@click.command("run", context_settings=SETTINGS)
+@all_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.pass_context
+def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
+    """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
+    try:
+        plan = make_plan(options, command, os.environ, needs_command=not explain)
+    except ParameterError as error:
+        _fail(str(error), EXIT_USAGE)
+    if explain:
+        _explain(ctx, plan)
+        return
+    try:
+        code = start(plan)
+    except RallypointError as error:
+        _fail(str(error), EXIT_FAILED)
+    ctx.exit(code)
+
+
+def start(plan: Plan) -> int:
+    """Host the server where that is this machine's part, and run the agent; its exit code."""
+    from rallypoint.agent.agent import Agent, AgentConfig
+    from rallypoint.agent.environment import WorkerContext
+    from rallypoint.agent.handlers import agent_handler
+    from rallypoint.rendezvous.registry import get_rendezvous_handler
+
+    params = plan.parameters
+    if params.backend == HOSTED_BACKEND:
+        from rallypoint.server.spawn import host_if_ours
+
+        host_if_ours(params.endpoint, plan.token.encode(), plan.insecure, params.get_as_bool("is_host"))
+        params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
+    handler = get_rendezvous_handler(params)
+    config = AgentConfig(
+        argv=plan.argv,
+        context=WorkerContext(
+            run_id=params.run_id,
+            local_world_size=plan.local_world_size,
+            role=plan.role,
+            max_restarts=plan.max_restarts,
+            store_url=plan.store_url,
+            token=plan.token,
+        ),
+        output=plan.output,
+        node=f"{socket.gethostname()} pid {os.getpid()}",
+        base_env=dict(os.environ),
+        stop_grace_seconds=plan.stop_grace,
+        admit_seconds=plan.monitor_interval,
+    )
+    return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    complain(text)
+    raise SystemExit(code)
+
+
+def _explain(ctx: click.Context, plan: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("setting", "value", "origin", "option", "variable", box=None, pad_edge=False)
+    conf = parse_conf(ctx.params["rdzv_conf"])
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name in plan.effective:
+            flag = parameter.opts[-1]
+            variables = parameter.envvar or ()
+            shown = variables if isinstance(variables, str) else ", ".join(variables)
+            table.add_row(name, plan.effective[name], _origin(ctx, parameter, conf), flag, shown)
+    Console(width=None if os.isatty(1) else 160).print(table)
+
+
+def _origin(ctx: click.Context, parameter: click.Parameter, conf: dict[str, Any]) -> str:
+    name = parameter.name or ""
+    source = ctx.get_parameter_source(name)
+    if source is ParameterSource.COMMANDLINE:
+        return "command line"
+    if source is ParameterSource.ENVIRONMENT:
+        variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar
+        return f"environment: {next(v for v in variables or () if v in os.environ)}"
+    known = {row.name for row in defaults.DEFAULTS}
+    spellings = defaults.spellings(name) if name in known else (name,)
+    if any(spelling in conf for spelling in spellings):
+        return "--rdzv-conf"
+    return "made up" if name == "run_id" or name == "endpoint" else "default"

@@ -1,0 +1,81 @@
+"""`rallypoint serve`: a server for any number of runs and their stores."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from rallypoint.errors import RallypointError
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.server.options import Options
+from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.store.token import read_token
+
+
+@click.command()
+@click.option(
+    "--bind",
+    "where",
+    metavar="ADDRESS:PORT",
+    default="127.0.0.1:29400",
+    envvar="RALLYPOINT_BIND",
+    show_default=True,
+    help="What to listen on, exactly; port 0 picks a free one, which is printed.",
+)
+@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@click.option("--insecure", is_flag=True, help="Allow other addresses than loopback, no token.")
+@click.option("--until-empty", is_flag=True, help="End once the last client has gone.")
+@click.option("--fd", "fds", type=int, multiple=True, hidden=True)
+@click.option("--log-file", type=Path, hidden=True)
+@click.option("-v", "--verbose", is_flag=True, help="Say what each run is doing.")
+def command(
+    where: str,
+    token_file: str | None,
+    insecure: bool,
+    until_empty: bool,
+    fds: tuple[int, ...],
+    log_file: Path | None,
+    verbose: bool,
+) -> None:
+    """Serve rendezvous and a key/value store to any number of runs.
+
+    \b
+    Example, for a cluster:
+        export RALLYPOINT_TOKEN=$(openssl rand -hex 16)
+        rallypoint serve --bind 10.0.0.1:29400
+    """
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        options = Options(read_token(None, token_file), insecure, until_empty=until_empty)
+        sockets = _sockets(where, fds, options)
+    except (RallypointError, OSError) as error:
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        click.echo(f"rallypoint serve: {text}", err=True)
+        sys.exit(1)
+    if not fds:
+        click.echo(f"serving on {', '.join(endpoint_of(sock) for sock in sockets)}")
+    uvloop.run(_serve(options, sockets))
+    if log_file is not None and log_file.stat().st_size == 0:
+        log_file.unlink()
+
+
+def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.socket]:
+    if fds:
+        return [socket.socket(fileno=fd) for fd in fds]
+    host, port = parse_rendezvous_endpoint(where)
+    return bind(host, port, options)
+
+
+async def _serve(options: Options, sockets: list[socket.socket]) -> None:
+    server = Server(options, sockets)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    await server.start()
+    await server.serve()

@@ -1,0 +1,1 @@
+"""Where a run's state is kept: one contract (`contract`), several homes."""

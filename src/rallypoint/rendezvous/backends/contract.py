@@ -1,0 +1,86 @@
+"""The RendezvousBackend contract: one state of bytes behind compare-and-set.
+
+A state never exists without a token. A token stands for one write: whoever holds it can
+prove that he has seen that write, and none after it. Tokens are opaque: nobody but the
+backend that made one looks into it, and any object at all may be given back as one.
+
+Guarantees of every backend, checked by `rallypoint.testing.backend_suite.BackendSuite`:
+
+* `set_state` is atomic among all clients of the same state: of several that give the same
+  token exactly one succeeds, the others get what that one wrote;
+* what `set_state` acknowledged is what every later `get_state` returns, until the next;
+* states are any bytes, empty included, of at least 16 MiB;
+* calls may come from any thread; only `wait_for_change` blocks longer than its I/O.
+"""
+
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+Token = Any
+_POLL_FIRST_SECONDS, _POLL_MOST_SECONDS = 0.02, 1.0
+
+
+class RendezvousBackend(ABC):
+    """Where the state of one run is kept (see the module's guarantees)."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the backend, as users ask for it."""
+
+    @abstractmethod
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """Return the state and its token, None before the first write.
+
+        Raises:
+            RendezvousConnectionError: it cannot be reached; trying again may help.
+            RendezvousStateError: what is stored is not ours, or access is refused.
+        """
+
+    @abstractmethod
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """Write `state` if `token` is that of the present state, or None and there is none.
+
+        A token that is old, None where a state exists, or nonsense changes nothing.
+
+        Returns:
+            The state that stands afterwards, its token, and whether it is the one given
+            here; None when nothing was written and there is no state.
+
+        Raises:
+            RendezvousConnectionError: it cannot be reached; the state may or may not be
+                written.
+            RendezvousStateError: as in `get_state`.
+        """
+
+    def wait_for_change(self, token: Token | None, timeout: float) -> bool:
+        """Wait until the state is not that of `token` (None: until there is one).
+
+        Optional: this one looks again and again, at most once a second.
+
+        Args:
+            token: of the state that the caller knows; nonsense returns at once.
+            timeout: seconds.
+
+        Returns:
+            Whether it changed; False once the time is up.
+
+        Raises:
+            RendezvousConnectionError, RendezvousStateError: as in `get_state`.
+        """
+        end = time.monotonic() + timeout
+        never, pause = threading.Event(), _POLL_FIRST_SECONDS
+        while True:
+            found = self.get_state()
+            if (None if found is None else found[1]) != token:
+                return True
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                return False
+            never.wait(min(remaining, pause * random.uniform(0.5, 1.0)))  # noqa: S311 - jitter
+            pause = min(pause * 2, _POLL_MOST_SECONDS)

@@ -1,0 +1,156 @@
+"""The Coordinator contract: all that a handler knows of where the state machine runs.
+
+Two places implement it: a server connection (`hosted`) and every node in turn over a
+compare-and-set store (`shared`). Guarantees of both:
+
+* `join` returns only what was agreed and stored; it blocks at most its deadline;
+* what is told is pushed into `view()`, which answers without a request, and each change of
+  it calls the watchers, from a thread of the coordinator's, in order;
+* the coordinator beats by itself every third of the lease; if its thread fails, the
+  failure is in `view().error` and is raised by the next call;
+* all calls may come from any thread.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import msgspec
+
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.core.events import (
+    Assignment,
+    Parked,
+    Refused,
+    RoundOpened,
+    RunClosed,
+)
+from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.store.api import Store
+
+
+class View(msgspec.Struct, frozen=True):
+    """What the coordinator has told this node.
+
+    Args:
+        assignment: the node's seat in the round it works in, None when in none.
+        waiting: how many nodes wait for the next round.
+        opened: set once the node's round is over and it should join again.
+        parked: set while the node waits or is a spare.
+        closed: set once the run is closed.
+        fenced: why the node was shut out, None if it was not.
+        connected: False while the coordinator cannot be reached.
+        error: the failure of the background thread, None while it is well.
+    """
+
+    assignment: Assignment | None = None
+    waiting: int = 0
+    opened: RoundOpened | None = None
+    parked: Parked | None = None
+    closed: RunClosed | None = None
+    fenced: Refused | None = None
+    connected: bool = True
+    error: BaseException | None = None
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One row of a report: a node and where it stands."""
+
+    node: Node
+    place: str
+    rank: int | None = None
+    connected: bool = True
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run is doing, for people and errors.
+
+    Args:
+        run_id: its name.
+        phase: "gathering", "last call", "sealed" or "closed".
+        incarnation: of the run.
+        round: number of the round.
+        reason: one sentence: what it waits for, or why it is where it is.
+        missing: labels of nodes that are known and have not come.
+        members: every live node.
+        settings: what the run was opened with.
+        restarts: how much of the failure budget is used up.
+        server: where the answer comes from, for people.
+    """
+
+    run_id: str
+    phase: str
+    incarnation: int
+    round: int
+    reason: str
+    missing: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
+    settings: Settings | None = None
+    restarts: int = 0
+    server: str = ""
+
+
+Watcher = Callable[[View], None]
+
+
+class Coordinator(ABC):
+    """One node's way to the state machine (see the module's guarantees)."""
+
+    @abstractmethod
+    def join(
+        self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
+    ) -> Assignment:
+        """Ask for the next round and wait for it.
+
+        Raises RendezvousTimeoutError (with the report's reason and who is missing; the node
+        has withdrawn), RendezvousClosedError, RendezvousGracefulExitError,
+        RendezvousStateError (refused), RendezvousConnectionError. A node that was fenced
+        gets RendezvousStateError and must come with another id.
+        """
+
+    @abstractmethod
+    def leave(self, why: str, deadline: Deadline) -> None:
+        """Go in good order; the others are told. Nothing happens if not joined."""
+
+    @abstractmethod
+    def finish(self, deadline: Deadline) -> None:
+        """Say that this node's work in its round is done."""
+
+    @abstractmethod
+    def fail(self, failure: Failure, deadline: Deadline) -> None:
+        """Say that a worker failed: the round is over for all, who are told at once."""
+
+    @abstractmethod
+    def close(self, why: str, deadline: Deadline) -> None:
+        """End the incarnation for everyone."""
+
+    @abstractmethod
+    def heartbeat(self) -> None:
+        """Send one sign of life now (the coordinator also does so by itself)."""
+
+    @abstractmethod
+    def view(self) -> View:
+        """Return what was told so far, without a request."""
+
+    @abstractmethod
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher` with each new view; returns a function that ends it."""
+
+    @abstractmethod
+    def report(self, deadline: Deadline) -> Report:
+        """Return what the run is doing (one request)."""
+
+    @abstractmethod
+    def participants(self, deadline: Deadline) -> tuple[Node, ...]:
+        """Return the participants of this node's round, in rank order (one request)."""
+
+    @abstractmethod
+    def local_address(self, deadline: Deadline) -> str:
+        """Return this node's address as its peers reach it; connects where that is needed."""
+
+    @abstractmethod
+    def store(self) -> Store:
+        """Return a store that all members of the run share."""
+
+    @abstractmethod
+    def shutdown(self, deadline: Deadline) -> bool:
+        """Leave if joined, stop the background thread; True if a backend was shut down."""

@@ -1,0 +1,267 @@
+"""What happens to a run, and what it answers: small nouns. PURE.
+
+Events come from nodes (`Join`, `Leave`, `Finish`, `Fail`, `Close`, `Beat`) or from the host
+(`Disconnected`, `Reconnected`, `Lost`, and the ends of timers). An event from a node names
+the incarnation and round that the node knows, so one that comes late is recognised (E1).
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rallypoint.rendezvous.core.state import Failure, Node, NodeId, Round, Settings
+
+
+class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of events and messages."""
+
+
+# -- events from nodes --------------------------------------------------------------------
+
+
+class Join(_Value, frozen=True, tag=True):
+    """A node asks for the next round.
+
+    Args:
+        node: who asks.
+        settings: what it wants the run to be.
+        incarnation: the one it knows, 0 if none.
+        after: the last round it took part in or was told of, 0 if none.
+        why: what made it ask again, for people ("a worker failed", "nodes wait").
+        new_incarnation: open a closed run afresh.
+    """
+
+    node: Node
+    settings: Settings
+    incarnation: int = 0
+    after: int = 0
+    why: str = ""
+    new_incarnation: bool = False
+
+
+class Leave(_Value, frozen=True, tag=True):
+    """A node goes in good order."""
+
+    node: NodeId
+    why: str = ""
+
+
+class Finish(_Value, frozen=True, tag=True):
+    """A participant's work is done."""
+
+    node: NodeId
+    incarnation: int
+    round: int
+    at: str = ""
+
+
+class Fail(_Value, frozen=True, tag=True):
+    """A participant's worker failed; its node will join again."""
+
+    node: NodeId
+    incarnation: int
+    round: int
+    failure: Failure
+
+
+class Close(_Value, frozen=True, tag=True):
+    """Someone ends the incarnation."""
+
+    by: str
+    why: str
+    at: str = ""
+
+
+class Beat(_Value, frozen=True, tag=True):
+    """A node is alive (shared host only; the server counts silence outside the state)."""
+
+    node: NodeId
+
+
+# -- events from the host -----------------------------------------------------------------
+
+
+class Disconnected(_Value, frozen=True, tag=True):
+    """A node's connection was cut without a leave; its grace runs (hosted)."""
+
+    node: NodeId
+
+
+class Reconnected(_Value, frozen=True, tag=True):
+    """The connection came back in time (hosted)."""
+
+    node: NodeId
+
+
+class Cause(StrEnum):
+    """How a node was lost."""
+
+    LEASE = "its lease lapsed"
+    DISCONNECT = "its connection was cut and did not come back"
+    DIED = "its process died"
+
+
+class Lost(_Value, frozen=True, tag=True):
+    """A node's lease lapsed or its grace is over. `beats`: what the host had seen by then."""
+
+    node: NodeId
+    cause: Cause
+    beats: int = 0
+
+
+class LastCallOver(_Value, frozen=True, tag=True):
+    """The timer of last call `call` ended."""
+
+    incarnation: int
+    round: int
+    call: int
+
+
+class RejoinOver(_Value, frozen=True, tag=True):
+    """The participants of the round before have had their time to join round `round`."""
+
+    incarnation: int
+    round: int
+
+
+class ReplacementWaitOver(_Value, frozen=True, tag=True):
+    """Round `round` has waited long enough for replacements."""
+
+    incarnation: int
+    round: int
+
+
+Timer = LastCallOver | RejoinOver | ReplacementWaitOver
+Event = (
+    Join | Leave | Finish | Fail | Close | Beat
+    | Disconnected | Reconnected | Lost | LastCallOver | RejoinOver | ReplacementWaitOver
+)  # fmt: skip
+
+
+# -- messages -----------------------------------------------------------------------------
+
+
+class RoundSealed(_Value, frozen=True, tag=True):
+    """To each participant: the round is agreed."""
+
+    record: Round
+
+
+class RoundOpened(_Value, frozen=True, tag=True):
+    """To each participant of the round before: it is over, join again."""
+
+    incarnation: int
+    round: int
+    why: str
+    lost: tuple[str, ...] = ()
+
+
+class Parked(_Value, frozen=True, tag=True):
+    """To a newcomer during a sealed round: it waits for the next, or is a spare."""
+
+    incarnation: int
+    round: int
+    spare: bool
+    why: str
+
+
+class WaitingChanged(_Value, frozen=True, tag=True):
+    """To each participant: so many nodes wait for the next round."""
+
+    incarnation: int
+    round: int
+    count: int
+
+
+class RunClosed(_Value, frozen=True, tag=True):
+    """To every live node: the incarnation has ended."""
+
+    incarnation: int
+    round: int
+    by: str
+    at: str
+    why: str
+    finished: bool
+    failures: tuple[Failure, ...] = ()
+
+
+class Refusal(StrEnum):
+    """Why a request was refused."""
+
+    CLOSED = "closed"
+    SETTINGS = "settings"
+    NODE_RANK = "node-rank"
+    FENCED = "fenced"
+    STALE = "stale"
+
+
+class Refused(_Value, frozen=True, tag=True):
+    """To one node: what it asked for cannot be had."""
+
+    refusal: Refusal
+    why: str
+    incarnation: int = 0
+    round: int = 0
+    failures: tuple[Failure, ...] = ()
+    finished: bool = False
+
+
+Message = RoundSealed | RoundOpened | Parked | WaitingChanged | RunClosed | Refused
+
+
+class Send(_Value, frozen=True):
+    """One message, and the nodes it goes to."""
+
+    to: tuple[NodeId, ...]
+    message: Message
+
+
+class Assignment(_Value, frozen=True):
+    """What one node needs of a sealed round: its seat, without the others'.
+
+    Args:
+        incarnation: of the run.
+        round: number of the round.
+        rank: of the node among the nodes.
+        size: number of nodes.
+        worker_offset: global rank of the node's first worker.
+        world_size: number of all workers.
+        role_offset: rank of the node's first worker among its role's.
+        role_world_size: number of workers of the node's role.
+        master_addr: bootstrap address (rank 0's).
+        master_port: bootstrap port.
+        restarts: how much of the failure budget is used up.
+        reason: why the round was sealed when it was.
+    """
+
+    incarnation: int
+    round: int
+    rank: int
+    size: int
+    worker_offset: int
+    world_size: int
+    role_offset: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restarts: int
+    reason: str
+
+
+def assignment(record: Round, rank: int) -> Assignment:
+    """Return what the node of `rank` needs of a sealed round."""
+    seat = record.seats[rank]
+    return Assignment(
+        record.incarnation,
+        record.number,
+        rank,
+        len(record.seats),
+        seat.worker_offset,
+        record.world_size,
+        seat.role_offset,
+        seat.role_world_size,
+        record.master_addr,
+        record.master_port,
+        record.restarts,
+        record.reason,
+    )

@@ -1,0 +1,120 @@
+"""What a state means, in words a user can act on. PURE.
+
+One sentence serves the log, the status, the error and the tests: what is there, what is
+waited for, and which setting ends the wait.
+"""
+
+from collections.abc import Collection
+from itertools import islice
+
+from rallypoint.rendezvous.core.ranks import natural_key
+from rallypoint.rendezvous.core.state import (
+    PLACES,
+    Closed,
+    Gathering,
+    LastCall,
+    Member,
+    Node,
+    Sealed,
+    State,
+)
+
+NAMES_SHOWN = 5
+_PHASE_NAMES = {
+    Gathering: "gathering",
+    LastCall: "last call",
+    Sealed: "sealed",
+    Closed: "closed",
+}
+
+
+def names(members: Collection[Member], shown: int = NAMES_SHOWN) -> str:
+    """Return the labels of a few members in natural order, and how many more there are."""
+    few = islice(members, shown)  # sorting ten thousand names at each step would be the step's cost
+    labels = sorted((m.node.label for m in few), key=natural_key)
+    more = len(members) - shown
+    return ", ".join(labels) + (f" and {more} more" if more > 0 else "")
+
+
+def describe(state: State) -> str:
+    """Return one sentence: where the run stands and what it waits for."""
+    phase = state.phase
+    if isinstance(phase, Closed):
+        return closed_sentence(state.run_id, phase)
+    if isinstance(phase, Sealed):
+        return _sealed(state, phase)
+    return _gathering(state, phase)
+
+
+def closed_sentence(run_id: str, phase: Closed) -> str:
+    """Return who closed the run, when and why."""
+    when = f" at {phase.at}" if phase.at else ""
+    how = "finished" if phase.finished else "was closed"
+    return f"run {run_id!r} {how}{when} by {phase.by}: {phase.why}"
+
+
+def _sealed(state: State, phase: Sealed) -> str:
+    record = phase.record
+    text = f"round {record.number} is at work with {len(record.seats)} nodes"
+    if phase.done:
+        text += f"; {len(phase.done)} have finished"
+        text += f", still working: {names(state.participants.values())}"
+    if state.waiting:
+        text += f"; {len(state.waiting)} wait for the next round"
+    if state.spares:
+        text += f"; {len(state.spares)} spare"
+    return text
+
+
+def _gathering(state: State, phase: Gathering | LastCall) -> str:
+    settings = state.settings
+    if settings is None:
+        return f"run {state.run_id!r} has not been opened: no node has joined"
+    have, least = len(state.candidates), settings.min_nodes
+    text = f"{have} of at least {least} nodes have joined round {phase.round}"
+    if state.opening:
+        text += f" (opened because {state.opening})"
+    if state.participants:
+        text += f"; waiting for {names(state.participants.values())} to join again"
+        return text + f" (rejoin_timeout={settings.rejoin_seconds:g} s)"
+    if have < least:
+        text += f"; waiting for {least - have} more"
+        if state.candidates:
+            text += f"; here: {names(state.candidates.values())}"
+        if state.finished:
+            text += f"; {len(state.finished)} have finished and will not come again"
+        return text
+    if isinstance(phase, LastCall):
+        goal = goal_nodes(state)
+        text += f"; last call for up to {goal - have} more"
+        return text + f" (last_call={settings.last_call_seconds:g} s)"
+    return text + f"; waiting for a replacement (replacement_wait={settings.replacement_seconds:g})"
+
+
+def goal_nodes(state: State) -> int:
+    """Return the number of candidates at which a round seals at once (rule J3)."""
+    settings = state.settings
+    if settings is None:
+        return 0
+    return min(settings.target_nodes or settings.max_nodes, settings.max_nodes)
+
+
+def phase_name(state: State) -> str:
+    """Return the phase in one word or two."""
+    return _PHASE_NAMES[type(state.phase)]
+
+
+def missing(state: State) -> tuple[str, ...]:
+    """Return the labels of nodes that are known and that the round waits for."""
+    if isinstance(state.phase, (Gathering, LastCall)):
+        return tuple(m.node.label for m in state.participants.values())
+    return ()
+
+
+def rows(state: State) -> list[tuple[Node, str, int | None, bool]]:
+    """Return every live node with its place, its rank and whether it is connected."""
+    return [
+        (member.node, place.removesuffix("s"), member.rank, member.connected)
+        for place in PLACES
+        for member in getattr(state, place).values()
+    ]

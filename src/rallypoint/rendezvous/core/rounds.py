@@ -1,0 +1,143 @@
+"""How rounds open, seal and end: each phase has one function that enters it. PURE."""
+
+from rallypoint.rendezvous.core import ranks
+from rallypoint.rendezvous.core.draft import Draft
+from rallypoint.rendezvous.core.events import (
+    Parked,
+    RoundOpened,
+    RoundSealed,
+    RunClosed,
+    WaitingChanged,
+)
+from rallypoint.rendezvous.core.state import (
+    Closed,
+    Gathering,
+    LastCall,
+    Member,
+    Sealed,
+    Settings,
+    Standing,
+)
+
+
+def open_round(d: Draft, why: str, lost: tuple[str, ...] = ()) -> None:
+    """Enter Gathering(n+1) from Sealed(n); everybody is told why, and who was lost (L1, N2)."""
+    former = len(d.participants) + len(lost)
+    d.phase = Gathering(round=d.round + 1, lost=bool(lost), former=former)
+    d.opening = why
+    d.note = f"round {d.round} opens: {why}"
+    for place, standing in ((d.waiting, Standing.WAITING), (d.spares, Standing.NEW)):
+        for member in list(place.values()):  # S1: they need not ask again
+            del place[member.node.id]
+            d.candidates[member.node.id] = standing_as(member, standing, None)
+    d.send(d.participants, RoundOpened(d.incarnation, d.round, why, lost))
+
+
+def standing_as(member: Member, standing: Standing, rank: int | None) -> Member:
+    """Return the member with another claim to a seat."""
+    return Member(
+        node=member.node,
+        arrival=member.arrival,
+        rank=rank,
+        standing=standing,
+        beats=member.beats,
+        connected=member.connected,
+    )
+
+
+def settle(d: Draft, last_call_over: bool = False) -> None:
+    """Seal the round, or move between Gathering and LastCall, as the candidates allow."""
+    phase, settings = d.phase, d.settings
+    if settings is None or not isinstance(phase, (Gathering, LastCall)):
+        return
+    have = len(d.candidates)
+    if have < settings.min_nodes or d.participants:  # J2: fell below min; G1, S2: seats are held
+        if isinstance(phase, LastCall):
+            d.phase = Gathering(round=phase.round)
+        return
+    goal = min(settings.target_nodes or settings.max_nodes, settings.max_nodes)
+    if have >= goal:
+        seal(d, f"{have} of up to {goal} nodes have come")  # J3
+    elif last_call_over:
+        seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
+    elif isinstance(phase, Gathering):
+        _settle_gathering(d, phase, settings)
+
+
+def _settle_gathering(d: Draft, phase: Gathering, settings: Settings) -> None:
+    returning = any(m.standing is Standing.MEMBER for m in d.candidates.values())
+    if not returning:  # nobody knows the round before: as in a first round
+        d.calls += 1
+        d.phase = LastCall(phase.round, d.calls)  # J2
+        return
+    patient = phase.lost and not phase.patience_over and settings.replacement_seconds > 0
+    if patient and len(d.candidates) < phase.former:
+        return
+    seal(d, f"all {len(d.candidates)} nodes that are alive have come")  # J5
+
+
+def seal(d: Draft, reason: str) -> None:
+    """Enter Sealed(n): hand out seats (S2) and ranks (R1), tell everyone."""
+    if d.settings is None:
+        return
+    claims = sorted(d.candidates.values(), key=ranks.seat_order)
+    seated = ranks.assign_ranks(claims[: d.settings.max_nodes])
+    number = d.round
+    record = ranks.make_round(d.incarnation, number, seated, d.restarts, reason)
+    d.participants = ranks.by_id(seated)
+    left_over = [m for m in d.candidates.values() if m.node.id not in d.participants]
+    d.candidates = {}
+    d.phase = Sealed(record)
+    d.opening = ""
+    d.send(d.participants, RoundSealed(record))
+    for member in left_over:
+        park(d, member)
+    d.note = f"round {number} sealed with {len(seated)} nodes: {reason}"
+
+
+def park(d: Draft, member: Member) -> None:
+    """Let a newcomer of a sealed round wait, or be a spare when there is no room (N1)."""
+    phase = d.phase
+    if not isinstance(phase, Sealed) or d.settings is None:
+        return
+    free = d.settings.max_nodes - len(phase.record.seats) - len(d.waiting)
+    spare = free <= 0 or bool(phase.done)  # who has finished will not come again: no new round
+    d.put(d.spares if spare else d.waiting, standing_as(member, Standing.NEW, None))
+    why = _parked_reason(phase, d.settings, spare)
+    d.note = f"{member.node.label} {'is a spare' if spare else 'waits'}: {why}"
+    d.send((member.node.id,), Parked(d.incarnation, d.round, spare, why))
+    if not spare:
+        d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
+
+
+def _parked_reason(phase: Sealed, settings: Settings, spare: bool) -> str:
+    record = phase.record
+    if phase.done:
+        return f"round {record.number} is ending: {len(phase.done)} nodes have finished"
+    if spare:
+        return f"round {record.number} is full (max_nodes={settings.max_nodes})"
+    return f"round {record.number} is at work with {len(record.seats)} nodes; the next one has room"
+
+
+def end_waiting(d: Draft) -> None:
+    """The round is ending: those who wait become spares, no new round is asked for (F1)."""
+    if not d.waiting:
+        return
+    for member in list(d.waiting.values()):
+        del d.waiting[member.node.id]
+        park(d, member)
+    d.send(d.participants, WaitingChanged(d.incarnation, d.round, 0))
+
+
+def close_run(d: Draft, by: str, at: str, why: str, finished: bool) -> None:
+    """Enter Closed: tell every live node; spares and those who wait go home (F1, C1)."""
+    if isinstance(d.phase, Closed):
+        return
+    number = d.round
+    everyone = d.live()
+    d.phase = Closed(number, by, at, why, finished)
+    for place in (d.candidates, d.participants, d.waiting, d.spares, d.finished):
+        place.clear()
+    d.note = f"closed by {by}: {why}"
+    failures = () if finished else d.failures
+    d.send(everyone, RunClosed(d.incarnation, number, by, at, why, finished, failures))

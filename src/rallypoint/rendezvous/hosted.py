@@ -1,0 +1,299 @@
+"""The coordinator over a server: a join is one request, everything else is told.
+
+Who hosts? Whoever can bind the endpoint's address: exactly one process of one machine can,
+and it needs neither host names nor reverse DNS to know that the address is its own.
+"""
+
+import datetime
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Coordinator, Report, View, Watcher
+from rallypoint.rendezvous.core.events import (
+    Assignment,
+    Close,
+    Fail,
+    Finish,
+    Join,
+    Leave,
+    Refusal,
+    Refused,
+    RunClosed,
+)
+from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.rendezvous.session import Session
+from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.store.api import Store
+from rallypoint.store.hosting import HostedServer, start_server
+from rallypoint.store.link import Target
+from rallypoint.store.tcp import TCPStore
+from rallypoint.store.token import read_token
+
+logger = logging.getLogger("rallypoint")
+
+WITHDRAW_SECONDS = 2.0
+
+
+class HostedCoordinator(Coordinator):
+    """A node's way to the run on a server.
+
+    Args:
+        target: where the server is, which run, and the token.
+        lease_seconds: as in the run's settings; the session beats every third of it.
+        server: a server that this process hosts; it ends with `shutdown`.
+        label: who this is in "closed by", for people.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        lease_seconds: float,
+        server: HostedServer | None = None,
+        label: str = "",
+    ) -> None:
+        self.target = target
+        self.server = server
+        self._session = Session(target, lease_seconds)
+        self._label = label
+        self._store: TCPStore | None = None
+        self._down = False
+
+    def join(
+        self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
+    ) -> Assignment:
+        """See `Coordinator.join`."""
+        session = self._session
+        session.start(deadline)
+        self._label = node.label
+        with session.changed:
+            view = session.view
+            same = session.join is not None and session.join.node.id == node.id
+            seat = view.assignment if same and view.closed is None else None
+            known = (seat.incarnation, seat.round) if seat else (0, 0)
+            session.join = Join(node, settings, *known, why=why, new_incarnation=new_incarnation)
+            session.forget_refusal()
+        session.update(lambda v: View(assignment=seat, connected=v.connected, error=v.error))
+        session.send(wire.Ask(0, session.join))
+        with session.changed:
+            session.changed.wait_for(lambda: self._settled(known), deadline.remaining())
+            view = session.view
+            refused: Refused | None = session.refused  # set by the session's thread
+            refused = refused or view.fenced
+        session.raise_failure()
+        if view.closed is not None:
+            raise self._closed(view.closed)
+        if refused is not None:
+            session.join = None
+            raise self._refused(refused)
+        if view.assignment is None or (view.assignment.incarnation, view.assignment.round) == known:
+            raise self._timed_out(deadline)
+        return view.assignment
+
+    def _settled(self, known: tuple[int, int]) -> bool:
+        session, view = self._session, self._session.view
+        if session.refused or view.fenced or view.closed or view.error:
+            return True
+        seat = view.assignment
+        return seat is not None and (seat.incarnation, seat.round) != known
+
+    def _closed(self, closed: RunClosed) -> RendezvousError:
+        when = f" at {closed.at}" if closed.at else ""
+        text = f"run {self.target.run!r} was closed by {closed.by}{when}: {closed.why}"
+        if closed.finished:
+            return RendezvousGracefulExitError(f"{text}; this node is not needed any more")
+        return RendezvousClosedError(text)
+
+    def _refused(self, refused: Refused) -> RendezvousError:
+        text = f"run {self.target.run!r} on {self.target.where}: {refused.why}"
+        if refused.refusal is Refusal.CLOSED:
+            return RendezvousClosedError(text)
+        return RendezvousStateError(text)
+
+    def _timed_out(self, deadline: Deadline) -> RendezvousError:
+        grace = Deadline(WITHDRAW_SECONDS)
+        session, text = self._session, ""
+        try:
+            report = self.report(grace)
+            missing = f"; missing: {', '.join(report.missing)}" if report.missing else ""
+            text = f"{report.reason}{missing}"
+            self.leave("its join timed out", grace)
+        except RendezvousConnectionError as error:
+            text = str(error)
+        session.join = None
+        error_type = RendezvousTimeoutError
+        return error_type(
+            f"no round of run {self.target.run!r} was complete within join={deadline.timeout:g} s "
+            f"(server {self.target.where}): {text}"
+        )
+
+    def leave(self, why: str, deadline: Deadline) -> None:
+        """See `Coordinator.leave`."""
+        session = self._session
+        join, session.join = session.join, None
+        if join is None or session.view.closed is not None or session.view.fenced is not None:
+            return
+        node = join.node.id
+        session.update(lambda v: View(connected=v.connected, error=v.error))
+        session.wait(session.ask(lambda i: wire.Ask(i, Leave(node, why))), deadline)
+
+    def finish(self, deadline: Deadline) -> None:
+        """See `Coordinator.finish`."""
+        session = self._session
+        join, seat = session.join, session.view.assignment
+        if join is None or seat is None:
+            raise RendezvousStateError("finish: this node is in no round; join first")
+        event = Finish(join.node.id, seat.incarnation, seat.round, at=now_text())
+        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+
+    def fail(self, failure: Failure, deadline: Deadline) -> None:
+        """See `Coordinator.fail`."""
+        session = self._session
+        join, seat = session.join, session.view.assignment
+        if join is None or seat is None:
+            raise RendezvousStateError("fail: this node is in no round; join first")
+        event = Fail(join.node.id, seat.incarnation, seat.round, failure)
+        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+
+    def close(self, why: str, deadline: Deadline) -> None:
+        """See `Coordinator.close`."""
+        session = self._session
+        session.start(deadline)
+        by = self._label or f"a client at {session.local_address}"
+        event = Close(by, why, at=now_text())
+        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+        seat = session.view.assignment
+        inc, number = (seat.incarnation, seat.round) if seat else (0, 0)
+        closed = RunClosed(inc, number, by, event.at, why, finished=False)
+        session.update(lambda v: v if v.closed else msgspec.structs.replace(v, closed=closed))
+
+    def heartbeat(self) -> None:
+        """See `Coordinator.heartbeat`."""
+        self._session.send(wire.Beat())
+
+    def view(self) -> View:
+        """See `Coordinator.view`."""
+        return self._session.view
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """See `Coordinator.watch`."""
+        return self._session.watch(watcher)
+
+    def report(self, deadline: Deadline) -> Report:
+        """See `Coordinator.report`."""
+        self._session.start(deadline)
+        answer = self._session.wait(self._session.ask(lambda i: wire.Inquire(i)), deadline)
+        if answer is None or answer.report is None:
+            raise RendezvousConnectionError(f"{self.target.where} gave no report")
+        return answer.report
+
+    def participants(self, deadline: Deadline) -> tuple[Node, ...]:
+        """See `Coordinator.participants`."""
+        self._session.start(deadline)
+        number = self._session.ask(lambda i: wire.Inquire(i, seats=True))
+        answer = self._session.wait(number, deadline)
+        return () if answer is None else answer.seats
+
+    def local_address(self, deadline: Deadline) -> str:
+        """See `Coordinator.local_address`: the local end of the connection."""
+        self._session.start(deadline)
+        return self._session.local_address
+
+    def store(self) -> Store:
+        """See `Coordinator.store`: the run's store on the same server."""
+        if self._store is None:
+            t = self.target
+            self._store = TCPStore(t.host, t.port, run=t.run, token=t.token)
+        return self._store
+
+    def shutdown(self, deadline: Deadline) -> bool:
+        """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
+        if self._down:
+            return False
+        self._down = True
+        if self._session.view.connected:
+            self.leave("shutdown", deadline)
+        self._session.stop()
+        if self._store is not None:
+            self._store.close()
+        if self.server is None:
+            return False
+        if not self.server.wait_until_empty(deadline):
+            logger.warning(
+                "stopping the server at %s while members are still connected (close=%g s)",
+                self.target.where,
+                deadline.timeout,
+            )
+        self.server.stop()
+        return True
+
+
+def now_text() -> str:
+    """Return this machine's time for people; nothing compares it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def host_if_ours(
+    host: str, port: int, token: bytes, insecure: bool, is_host: bool | None
+) -> HostedServer | None:
+    """Start a server in this process if the endpoint is an address of this machine.
+
+    Args:
+        host: host of the endpoint; a name is resolved.
+        port: its port.
+        token: shared secret of the run's nodes.
+        insecure: allow listening off loopback without one.
+        is_host: True: must host (RendezvousConnectionError if it cannot); False: never;
+            None: if the address can be bound and nobody has done so yet.
+    """
+    if is_host is False:
+        return None
+    try:
+        return start_server(host, port, token, insecure)
+    except OSError as error:
+        if is_host:
+            raise RendezvousConnectionError(
+                f"is_host=true, but this machine cannot listen on {host}:{port}: "
+                f"{error.strerror or error}; give the endpoint an address of this machine and a "
+                "free port"
+            ) from error
+        elsewhere = (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
+        if isinstance(error, socket.gaierror) or error.errno in elsewhere:
+            return None  # not ours, taken by the one who hosts, or not known to DNS yet
+        raise RendezvousConnectionError(
+            f"cannot tell whether {host}:{port} is this machine's: {error.strerror or error}"
+        ) from error
+
+
+def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Make the handler of backend "core" (see `RendezvousParameters`).
+
+    Config: `token` or `token_file` (else RALLYPOINT_TOKEN), `is_host` (true, false; found out
+    when not given), `insecure`, and the settings of `RendezvousSettings`.
+    """
+    settings = RendezvousSettings.from_params(params)
+    host, port = parse_rendezvous_endpoint(params.endpoint)
+    token = read_token(params.get("token"), params.get("token_file"))
+    insecure = bool(params.get_as_bool("insecure", False))
+    server = host_if_ours(host, port, token, insecure, params.get_as_bool("is_host"))
+    if server is not None:
+        port = server.port
+    target = Target(host, port, params.run_id, token)
+    coordinator = HostedCoordinator(target, settings.lease.total_seconds(), server)
+    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")

@@ -1,0 +1,154 @@
+"""Backend name -> creator of handlers.
+
+Names are looked up in this order: what was registered (the built-ins are), then the entry
+points of installed packages (group `rallypoint.handlers`), of which only the one that was
+asked for is loaded. A plug-in that cannot be loaded is an error of whoever asks for it.
+"""
+
+import threading
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from rallypoint.errors import ParameterError, RendezvousStateError
+from rallypoint.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousParameters,
+)
+from rallypoint.rendezvous.parameters import is_text, wrong
+
+ENTRY_POINT_GROUP = "rallypoint.handlers"
+EXTRAS = {"etcd": "rallypoint[etcd]", "redis": "rallypoint[redis]"}
+_FOREIGN = {"c10d": "core", "p10d": "core", "etcd-v2": "etcd"}
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+class RendezvousHandlerRegistry:
+    """Creators by backend name.
+
+    Args:
+        plugins: returns the entry points by name; tests give their own.
+    """
+
+    def __init__(self, plugins: Callable[[], dict[str, EntryPoint]] = _installed) -> None:
+        self._lock = threading.Lock()
+        self._creators: dict[str, RendezvousHandlerCreator] = {}
+        self._plugins = plugins
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        """Register a creator; doing so again with the same one changes nothing.
+
+        Raises:
+            ParameterError: the name is empty, or taken by another creator.
+        """
+        if not is_text(backend):
+            raise wrong("backend", backend, "a name that is not empty")
+        with self._lock:
+            present = self._creators.setdefault(backend, creator)
+        if present is not creator and present != creator:
+            raise ParameterError(
+                f"backend={backend!r}: cannot be registered with {creator!r}, it is registered "
+                f"with {present!r}; allowed is another name"
+            )
+
+    def names(self) -> list[str]:
+        """Return the names that can be asked for, sorted; loads no plug-in."""
+        with self._lock:
+            return sorted({*self._creators, *self._plugins()})
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        """Make the handler that `params.backend` names.
+
+        Raises:
+            ParameterError: the name is unknown, or its plug-in cannot be loaded.
+            RendezvousStateError: the creator made a handler of another backend.
+        """
+        handler = self._creator(params.backend)(params)
+        if handler.get_backend() != params.backend:
+            made = handler.get_backend()
+            handler.shutdown()
+            raise RendezvousStateError(
+                f"backend={params.backend!r}: its creator made a handler of backend {made!r}; "
+                "get_backend() must return the name it was registered under"
+            )
+        return handler
+
+    def _creator(self, backend: str) -> RendezvousHandlerCreator:
+        with self._lock:
+            creator = self._creators.get(backend)
+        if creator is not None:
+            return creator
+        plugin = self._plugins().get(backend)
+        if plugin is None:
+            raise self._unknown(backend)
+        try:
+            loaded: RendezvousHandlerCreator = plugin.load()
+        except Exception as error:  # a plug-in may fail in any way at all
+            raise ParameterError(
+                f"backend={backend!r}: its plug-in {plugin.value!r} (entry point group "
+                f"{ENTRY_POINT_GROUP}) failed to load: {type(error).__name__}: {error}"
+            ) from error
+        if not callable(loaded):
+            raise ParameterError(
+                f"backend={backend!r}: its plug-in {plugin.value!r} is no function: {loaded!r}"
+            )
+        self.register(backend, loaded)
+        return loaded
+
+    def _unknown(self, backend: str) -> ParameterError:
+        if backend in EXTRAS:
+            return ParameterError(
+                f"backend={backend!r}: not installed; it comes with the extra {EXTRAS[backend]} "
+                f"(pip install '{EXTRAS[backend]}'); installed are {', '.join(self.names())}"
+            )
+        ours = _FOREIGN.get(backend)
+        hint = f"; what others call {backend!r} is {ours!r} here" if ours else ""
+        return ParameterError(
+            f"backend={backend!r}: unknown{hint}; allowed are {', '.join(self.names())}, and "
+            f"what is registered with register() or the entry point group {ENTRY_POINT_GROUP}"
+        )
+
+
+# Built-ins are imported when asked for: a worker that uses none of them pays for none.
+def _core(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import hosted
+
+    return hosted.create_handler(params)
+
+
+def _static(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import static
+
+    return static.create_handler(params)
+
+
+def _file(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous import shared
+
+    return shared.create_file_handler(params)
+
+
+def register_builtins(registry: RendezvousHandlerRegistry) -> RendezvousHandlerRegistry:
+    """Register the backends of this package; returns the registry."""
+    for backend, creator in (("core", _core), ("static", _static), ("file", _file)):
+        registry.register(backend, creator)
+    return registry
+
+
+rendezvous_handler_registry = register_builtins(RendezvousHandlerRegistry())
+
+
+def get_registry() -> RendezvousHandlerRegistry:
+    """Return the registry of this process."""
+    return rendezvous_handler_registry
+
+
+def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Make a handler from the registry of this process (see `create_handler`)."""
+    return rendezvous_handler_registry.create_handler(params)
+
+
+create_handler = get_rendezvous_handler

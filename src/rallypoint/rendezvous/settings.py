@@ -1,0 +1,164 @@
+"""`RendezvousSettings`: the configuration that all nodes of a run must agree on.
+
+The lease is the one figure behind all liveness: a node beats every third of it and is lost
+after as much silence. The field's older pair, `keep_alive_interval` and
+`keep_alive_max_attempt`, means the same: given explicitly, their product is the lease.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+from rallypoint.errors import ParameterError
+from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.parameters import (
+    RendezvousParameters,
+    RendezvousTimeout,
+    as_int,
+    as_seconds,
+    is_text,
+    wrong,
+)
+
+Duration = float | timedelta | None
+
+
+def _duration(name: str, value: Duration, *, zero: bool = False) -> timedelta:
+    given = defaults.value(name) if value is None else as_seconds(name, value, zero=zero)
+    return timedelta(seconds=given)
+
+
+def _lease(
+    timeout: RendezvousTimeout, interval: Duration, attempts: int | None, lease: Duration
+) -> timedelta:
+    """Return the lease: what is given explicitly, else the heartbeat timeout."""
+    given = None if lease is None else _duration("lease", lease)
+    if interval is None and attempts is None:
+        return given or timeout.heartbeat
+    step = _duration("keep_alive_interval", interval)
+    count = int(defaults.value("keep_alive_max_attempt"))
+    product = step * (count if attempts is None else as_int("keep_alive_max_attempt", attempts, 1))
+    if given is not None and given != product:
+        raise ParameterError(
+            f"lease={given.total_seconds():g} s, but keep_alive_interval x keep_alive_max_attempt"
+            f" is {product.total_seconds():g} s; allowed is one of the two, or equal values"
+        )
+    return product
+
+
+@dataclass(frozen=True, init=False)
+class RendezvousSettings:
+    """What the state machine of a run is opened with.
+
+    Durations are seconds or timedelta; they come back as timedelta.
+
+    Args:
+        run_id: name of the run, not empty.
+        min_nodes: fewest nodes of a round.
+        max_nodes: most nodes of a round.
+        timeout: join, last call, close, heartbeat.
+        keep_alive_interval: time between signs of life (a third of the lease).
+        keep_alive_max_attempt: signs of life that a lease holds (3).
+        target_nodes: size at which a round seals at once, between min_nodes and max_nodes.
+        max_restarts: rounds that failing workers may open; None is no limit.
+        lease: silence after which a node is lost (15 s).
+        disconnect_grace: time for a cut connection to come back (1 s).
+        replacement_wait: wait for a replacement after a loss (0 s).
+        rejoin_timeout: how long a node that was told to join again may take (60 s).
+
+    Raises:
+        ParameterError: names the parameter, its value and what is allowed.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta
+    keep_alive_max_attempt: int
+    target_nodes: int | None
+    max_restarts: int | None
+    lease: timedelta
+    disconnect_grace: timedelta
+    replacement_wait: timedelta
+    rejoin_timeout: timedelta
+
+    def __init__(
+        self,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: Duration = None,
+        keep_alive_max_attempt: int | None = None,
+        *,
+        target_nodes: int | None = None,
+        max_restarts: int | None = None,
+        lease: Duration = None,
+        disconnect_grace: Duration = None,
+        replacement_wait: Duration = None,
+        rejoin_timeout: Duration = None,
+    ) -> None:
+        if not is_text(run_id):
+            raise wrong("run_id", run_id, "a text that is not empty")
+        least, most = as_int("min_nodes", min_nodes, 1), as_int("max_nodes", max_nodes)
+        if most < least:
+            raise wrong("max_nodes", max_nodes, f"min_nodes ({least}) or more")
+        target = None if target_nodes is None else as_int("target_nodes", target_nodes)
+        if target is not None and not least <= target <= most:
+            raise wrong("target_nodes", target_nodes, f"{least} (min_nodes) to {most} (max_nodes)")
+        limits = timeout or RendezvousTimeout()
+        held = _lease(limits, keep_alive_interval, keep_alive_max_attempt, lease)
+        attempts = keep_alive_max_attempt or int(defaults.value("keep_alive_max_attempt"))
+        restarts = None if max_restarts is None else as_int("max_restarts", max_restarts, 0)
+        grace = _duration("disconnect_grace", disconnect_grace, zero=True)
+        values: dict[str, object] = {
+            "run_id": run_id,
+            "min_nodes": least,
+            "max_nodes": most,
+            "timeout": limits,
+            "keep_alive_interval": held / attempts,
+            "keep_alive_max_attempt": attempts,
+            "target_nodes": target,
+            "max_restarts": restarts,
+            "lease": held,
+            "disconnect_grace": min(grace, held),  # L1: never longer than the lease
+            "replacement_wait": _duration("replacement_wait", replacement_wait, zero=True),
+            "rejoin_timeout": _duration("rejoin_timeout", rejoin_timeout),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_params(cls, params: RendezvousParameters) -> Self:
+        """Return the settings that parameters ask for (ParameterError)."""
+        interval = params.get("keep_alive_interval")
+        return cls(
+            params.run_id,
+            params.min_nodes,
+            params.max_nodes,
+            params.timeout,
+            None if interval is None else as_seconds("keep_alive_interval", interval),
+            params.get_as_int("keep_alive_max_attempt"),
+            target_nodes=params.get_as_int("target_nodes"),
+            max_restarts=params.get_as_int("max_restarts"),
+            lease=params.get_as_seconds("lease"),
+            disconnect_grace=params.get_as_seconds("disconnect_grace", zero=True),
+            replacement_wait=params.get_as_seconds("replacement_wait", zero=True),
+            rejoin_timeout=params.get_as_seconds("rejoin_timeout"),
+        )
+
+    def core(self) -> Settings:
+        """Return the part that is stored in the run's state."""
+        return Settings(
+            min_nodes=self.min_nodes,
+            max_nodes=self.max_nodes,
+            target_nodes=self.target_nodes,
+            max_restarts=self.max_restarts,
+            last_call_seconds=self.timeout.last_call.total_seconds(),
+            rejoin_seconds=self.rejoin_timeout.total_seconds(),
+            replacement_seconds=self.replacement_wait.total_seconds(),
+            lease_seconds=self.lease.total_seconds(),
+            grace_seconds=self.disconnect_grace.total_seconds(),
+        )

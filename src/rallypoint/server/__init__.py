@@ -1,0 +1,1 @@
+"""The server: one asyncio process, one port, any number of runs and their stores."""

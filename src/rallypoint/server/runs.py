@@ -1,0 +1,266 @@
+"""Hosts the core: one `RunHost` a run, its single writer.
+
+Events of one loop turn are applied together: `advance` once, store once, then send. The
+host keeps what the core must not know: connections, when each was last heard, and timers.
+
+* Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
+  on this process's monotonic clock. A sweep that comes late shows that this process itself
+  was stopped or starved: all leases and graces are extended by that gap (an outage of the
+  judge is nobody's death).
+* A cut connection starts the grace; a session that resumes within it goes on as before.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Member, Report
+from rallypoint.rendezvous.core import explain
+from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
+from rallypoint.rendezvous.core.events import (
+    Cause,
+    Disconnected,
+    Event,
+    Join,
+    Leave,
+    Lost,
+    Message,
+    Reconnected,
+    Refusal,
+    Refused,
+    RoundOpened,
+    RoundSealed,
+    RunClosed,
+    Timer,
+    WaitingChanged,
+    assignment,
+)
+from rallypoint.rendezvous.core.state import (
+    Closed,
+    Gathering,
+    LastCall,
+    Node,
+    NodeId,
+    Sealed,
+    State,
+    find,
+    round_number,
+)
+from rallypoint.store import protocol as p
+
+logger = logging.getLogger("rallypoint.server")
+
+class Session(Protocol):
+    """A node's connection, as the host sees it."""
+
+    node: NodeId | None
+    heard_at: float
+
+    def send(self, data: bytes) -> None:
+        """Write one frame."""
+
+class RunHost:
+    """The state of one run, and the sessions of its nodes."""
+
+    def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
+        self.state = State(run_id)
+        self.sessions: dict[NodeId, Session] = {}
+        self.writes = 0
+        self._loop = loop
+        self._where = where
+        self._events: list[Event] = []
+        self._done: list[tuple[Session, int]] = []
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._graces: dict[NodeId, asyncio.TimerHandle] = {}
+        self._reason = ""
+
+    # -- what sessions ask ----------------------------------------------------------------
+
+    def ask(self, session: Session, ask: wire.Ask) -> None:
+        """Take an event of a node; it is applied with all others of this loop turn."""
+        event = ask.event
+        if isinstance(event, Join):
+            self._bind(session, event.node.id)
+        elif isinstance(event, Leave):
+            self.sessions.pop(event.node, None)
+            session.node = None
+        self._submit(event)
+        if ask.id:
+            self._done.append((session, ask.id))
+
+    def _bind(self, session: Session, node: NodeId) -> None:
+        if session.node is not None and session.node != node:
+            self.sessions.pop(session.node, None)
+            self._submit(Lost(session.node, Cause.DIED))
+        session.node = node
+        self.sessions[node] = session
+        self._stop_grace(node)
+
+    def resume(self, session: Session, resume: wire.Resume) -> None:
+        """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
+        self.flush()
+        member = find(self.state, resume.node)
+        if member is None or self.state.incarnation != resume.incarnation:
+            session.send(p.frame(wire.Push(self._shut_out(resume))))
+            return
+        self._bind(session, resume.node)
+        self._submit(Reconnected(resume.node))
+        phase = self.state.phase
+        if isinstance(phase, (Gathering, LastCall)) and resume.node in self.state.participants:
+            why = self.state.opening
+            opened = RoundOpened(resume.incarnation, phase.round, why)
+            session.send(p.frame(wire.Push(opened)))
+        elif isinstance(phase, Sealed) and resume.node in self.state.participants:
+            count = len(self.state.waiting)
+            told: wire.Told = WaitingChanged(resume.incarnation, resume.round, count)
+            if phase.record.number != resume.round:
+                told = _seat_of(phase, resume.node)
+            session.send(p.frame(wire.Push(told)))
+
+    def _shut_out(self, resume: wire.Resume) -> wire.Told:
+        phase, inc = self.state.phase, self.state.incarnation
+        if isinstance(phase, Closed) and resume.incarnation == inc:
+            failures = () if phase.finished else self.state.failures
+            return RunClosed(
+                inc, phase.round, phase.by, phase.at, phase.why, phase.finished, failures
+            )
+        why = self.state.fenced.get(resume.node) or (
+            f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
+            f"{resume.round}: it was lost, or the server was started anew without its state"
+        )
+        return Refused(Refusal.FENCED, why, inc, round_number(phase))
+
+    def disconnected(self, session: Session) -> None:
+        """A connection is gone without a leave: its grace begins (L1)."""
+        node = session.node
+        if node is None or self.sessions.get(node) is not session:
+            return
+        del self.sessions[node]
+        self.flush()
+        settings = self.state.settings
+        if find(self.state, node) is None or settings is None:
+            return
+        self._submit(Disconnected(node))
+        grace = min(settings.grace_seconds, settings.lease_seconds)
+        self._graces[node] = self._loop.call_later(grace, self._grace_over, node)
+
+    def _grace_over(self, node: NodeId) -> None:
+        self._graces.pop(node, None)
+        self._submit(Lost(node, Cause.DISCONNECT))
+
+    def _stop_grace(self, node: NodeId) -> None:
+        timer = self._graces.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+
+    def sweep(self, now: float, gap: float) -> None:
+        """Look for silent nodes; `gap`: seconds for which this process itself was away."""
+        if gap > 0:
+            for session in self.sessions.values():
+                session.heard_at += gap
+            for node in list(self._graces):
+                self._stop_grace(node)
+                grace = self.state.settings.grace_seconds if self.state.settings else 0.0
+                self._graces[node] = self._loop.call_later(grace, self._grace_over, node)
+        if self.state.settings is None:
+            return
+        oldest = now - self.state.settings.lease_seconds
+        for node, session in self.sessions.items():
+            if session.heard_at < oldest:
+                self._submit(Lost(node, Cause.LEASE))
+
+    # -- the one writer -------------------------------------------------------------------
+
+    def _submit(self, event: Event) -> None:
+        if not self._events:
+            self._loop.call_soon(self.flush)
+        self._events.append(event)
+
+    def flush(self) -> None:
+        """Apply the events of this turn: advance, store, then tell."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        done, self._done = self._done, []
+        step = advance(self.state, *events)
+        self.state = step.state  # in memory, this assignment is the store
+        self.writes += 1
+        self._log(step)
+        self._set_timers(step)
+        for send in step.messages:
+            self._send(send.to, send.message)
+        for session, ask_id in done:
+            session.send(p.frame(wire.Done(ask_id)))
+
+    def _log(self, step: Step) -> None:
+        if step.reason != self._reason:
+            self._reason = step.reason
+            logger.info("run %s: %s", self.state.run_id, step.reason)
+
+    def _set_timers(self, step: Step) -> None:
+        wanted = set(step.timers)
+        for timer in [t for t in self._timers if t not in wanted]:
+            self._timers.pop(timer).cancel()
+        for timer in step.timers:
+            if timer not in self._timers:
+                delay = timer_seconds(self.state, timer)
+                self._timers[timer] = self._loop.call_later(delay, self._submit, timer)
+
+    def _send(self, to: tuple[NodeId, ...], message: Message) -> None:
+        if isinstance(message, RoundSealed):
+            seats = {seat.node.id: seat.rank for seat in message.record.seats}
+            for node in to:
+                session = self.sessions.get(node)
+                if session is not None:
+                    seat = assignment(message.record, seats[node])
+                    session.send(p.frame(wire.Push(wire.Seated(seat))))
+            return
+        data = p.frame(wire.Push(message))
+        for node in to:
+            session = self.sessions.get(node)
+            if session is not None:
+                session.send(data)
+                if isinstance(message, (RunClosed, Refused)) and find(self.state, node) is None:
+                    del self.sessions[node]
+                    session.node = None
+
+    # -- questions ------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """Return what the run is doing."""
+        self.flush()
+        state = self.state
+        return Report(
+            run_id=state.run_id,
+            phase=explain.phase_name(state),
+            incarnation=state.incarnation,
+            round=round_number(state.phase),
+            reason=explain.describe(state),
+            missing=explain.missing(state),
+            members=tuple(Member(*row) for row in explain.rows(state)),
+            settings=state.settings,
+            restarts=state.restarts,
+            server=self._where,
+        )
+
+    def seats(self) -> tuple[Node, ...]:
+        """Return the participants of the sealed round in rank order, () if none is sealed."""
+        phase = self.state.phase
+        return tuple(s.node for s in phase.record.seats) if isinstance(phase, Sealed) else ()
+
+    def is_idle(self) -> bool:
+        """Return whether no node is live, connected or awaited."""
+        nobody = not self.sessions and not self._graces and not self._events
+        return nobody and not any(explain.rows(self.state))
+
+    def stop(self) -> None:
+        """Stop all timers; the state stays as it is."""
+        for handle in (*self._timers.values(), *self._graces.values()):
+            handle.cancel()
+        self._timers.clear()
+        self._graces.clear()
+
+def _seat_of(phase: Sealed, node: NodeId) -> wire.Seated:
+    rank = next(s.rank for s in phase.record.seats if s.node.id == node)
+    return wire.Seated(assignment(phase.record, rank))

@@ -1,0 +1,215 @@
+"""The server: listens, keeps the runs and their spaces, sweeps, and ends when it should."""
+
+import asyncio
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+
+from rallypoint.server.connection import Connection
+from rallypoint.server.options import Options, check_exposure
+from rallypoint.server.runs import RunHost
+from rallypoint.server.spaces import Space
+from rallypoint.store import protocol as p
+
+logger = logging.getLogger("rallypoint.server")
+
+SWEEP_SECONDS = 0.5
+BACKLOG = 65_535  # the kernel lowers it to somaxconn
+ENDED_RUNS_KEPT = 10_000
+
+
+class Server:
+    """One port, any number of runs.
+
+    Args:
+        options: see `Options`.
+        sockets: bound sockets to listen on; see `bind`.
+    """
+
+    def __init__(self, options: Options, sockets: list[socket.socket]) -> None:
+        self.options = options
+        self.loop = asyncio.get_running_loop()
+        self.epoch = time.time_ns() // 1000  # an identity that grows with each start
+        self.requests = 0
+        self.bytes_in = 0
+        self.connections: set[Connection] = set()
+        self.runs: dict[str, RunHost] = {}
+        self.spaces: dict[str, Space] = {}
+        self._sockets = sockets
+        self._handshaking: set[Connection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._ended = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._swept_at = self.loop.time()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._empty_since = self.loop.time()
+        self._had_clients = False
+        self.on_empty: Callable[[], None] | None = None
+        self.where = endpoint_of(sockets[0])
+
+    async def start(self) -> None:
+        """Listen."""
+        raise_file_limit()
+        self.loop.set_exception_handler(self._failed)
+        for sock in self._sockets:
+            server = await self.loop.create_server(
+                lambda: Connection(self), sock=sock, backlog=BACKLOG
+            )
+            self._servers.append(server)
+        self._swept_at = self._empty_since = self.loop.time()
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    async def serve(self) -> None:
+        """Serve until `stop`, or until empty where that was asked for; raise what broke it."""
+        await self._ended.wait()
+        await self._shut_down()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the server."""
+        self._ended.set()
+
+    async def _shut_down(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for server in self._servers:
+            server.close()
+        for run in self.runs.values():
+            run.stop()
+        for connection in list(self.connections):
+            connection.goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down")
+        await asyncio.sleep(0)
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError):  # a client's socket broke: its own connection ends
+            logger.info("connection error: %s", error)
+            return
+        self._failure = error if isinstance(error, BaseException) else RuntimeError(str(context))
+        self._ended.set()
+
+    # -- what connections need ------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        """A connection has been accepted."""
+        self.connections.add(connection)
+        self._handshaking.add(connection)
+
+    def proved(self, connection: Connection) -> None:
+        """Its handshake is done."""
+        self._handshaking.discard(connection)
+        self._had_clients = True
+
+    def closed(self, connection: Connection) -> None:
+        """It is gone."""
+        self.connections.discard(connection)
+        self._handshaking.discard(connection)
+        if not self.connections:
+            self._empty_since = self.loop.time()
+            self.tell_if_empty()
+
+    def tell_if_empty(self) -> None:
+        """Call `on_empty` when no client is connected."""
+        if not self.connections and self.on_empty is not None:
+            self.on_empty()
+
+    def run(self, run_id: str) -> RunHost:
+        """Return the run, made when first asked for."""
+        run = self.runs.get(run_id)
+        if run is None:
+            run = self.runs[run_id] = RunHost(run_id, self.loop, f"the server at {self.where}")
+        return run
+
+    def space(self, run_id: str) -> Space:
+        """Return the run's store, made when first asked for."""
+        space = self.spaces.get(run_id)
+        if space is None:
+            space = self.spaces[run_id] = Space(self.loop, self.options.store_limit)
+        return space
+
+    # -- housekeeping ---------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        late = now - self._swept_at - SWEEP_SECONDS
+        gap = late if late > SWEEP_SECONDS else 0.0
+        self._swept_at = now
+        if gap:
+            logger.warning("this server was held up for %.1f s; leases are extended by that", gap)
+        for run in self.runs.values():
+            run.sweep(now, gap)
+        for space in self.spaces.values():
+            space.forget(now - self.options.resume_seconds)
+        deadline = now - self.options.handshake_seconds - gap
+        for connection in [c for c in self._handshaking if c.opened_at < deadline]:
+            reason = f"no handshake within {self.options.handshake_seconds:g} s"
+            connection.goodbye(p.GOODBYE_LIMIT, reason)
+        self._forget_ended_runs()
+        self._end_if_empty(now)
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _forget_ended_runs(self) -> None:
+        excess = len(self.runs) - ENDED_RUNS_KEPT
+        if excess > 0:
+            idle = [name for name, run in self.runs.items() if run.is_idle()]
+            for name in idle[:excess]:
+                del self.runs[name]
+                self.spaces.pop(name, None)
+
+    def _end_if_empty(self, now: float) -> None:
+        options = self.options
+        if not options.until_empty or self.connections:
+            return
+        if not all(run.is_idle() for run in self.runs.values()):
+            return
+        wait = options.linger_seconds if self._had_clients else options.first_client_seconds
+        if now - self._empty_since >= wait:
+            logger.info("the last client has gone; ending")
+            self.stop()
+
+
+def endpoint_of(sock: socket.socket) -> str:
+    """Return HOST:PORT of a bound socket, with brackets around an IPv6 address."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind(host: str, port: int, options: Options) -> list[socket.socket]:
+    """Return sockets bound to exactly what was asked: every address of `host`, one port.
+
+    Raises OSError (errno tells; the message names address and port), ParameterError when an
+    address is not loopback and there is no token.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    check_exposure([str(info[4][0]) for info in infos], options)
+    bound: list[socket.socket] = []
+    try:
+        for family, kind, proto, _name, address in infos:
+            sock = socket.socket(family, kind, proto)
+            bound.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            place = (address[0], port, *address[2:])
+            sock.bind(place)
+            sock.listen(BACKLOG)
+            port = sock.getsockname()[1]
+    except OSError as error:
+        for sock in bound:
+            sock.close()
+        text = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise OSError(error.errno, text) from error
+    return bound
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:  # macOS names a hard limit that it refuses
+            logger.info("file limit stays at %d: %s", soft, error)

@@ -1,0 +1,92 @@
+"""Starting the server as a process of its own, which outlives the agent that started it.
+
+The agent binds the port itself and hands the listening socket over: exactly one agent can
+bind, clients can connect at once, and nothing has to be waited for. The server's own output
+goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open.
+"""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
+from rallypoint.server.options import Options
+from rallypoint.server.server import bind
+from rallypoint.store.token import TOKEN_VARIABLE
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A server process: where it listens, its pid, and where its output goes."""
+
+    endpoint: str
+    pid: int
+    log: Path
+
+
+def host_if_ours(
+    endpoint: str, token: bytes, insecure: bool, is_host: bool | None = None
+) -> Spawned | None:
+    """Start a server process if the endpoint is an address of this machine.
+
+    Args:
+        endpoint: HOST:PORT; port 0 picks one (see `Spawned.endpoint`).
+        token: shared secret of the run's nodes.
+        insecure: allow listening off loopback without one.
+        is_host: True: must host; False: never; None: if the address can be bound here.
+
+    Returns None when another process or machine hosts. Raises ParameterError when a token is
+    needed, RendezvousConnectionError when it must host and cannot.
+    """
+    if is_host is False:
+        return None
+    host, port = parse_rendezvous_endpoint(endpoint)
+    try:
+        sockets = bind(host, port, Options(token=token, insecure=insecure))
+    except OSError as error:
+        elsewhere = isinstance(error, socket.gaierror) or error.errno in (
+            errno.EADDRNOTAVAIL,
+            errno.EADDRINUSE,
+        )
+        if elsewhere and not is_host:
+            return None
+        raise RendezvousConnectionError(
+            f"{error.strerror or error}; give an address of this machine and a free port"
+        ) from error
+    try:
+        return _spawn(host, sockets, token, insecure)
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def _spawn(host: str, sockets: list[socket.socket], token: bytes, insecure: bool) -> Spawned:
+    port = sockets[0].getsockname()[1]
+    fds = [sock.fileno() for sock in sockets]
+    environment = dict(os.environ)
+    environment.pop(f"{TOKEN_VARIABLE}_FILE", None)
+    environment.pop(TOKEN_VARIABLE, None)
+    if token:
+        environment[TOKEN_VARIABLE] = token.decode()
+    command = [sys.executable, "-m", "rallypoint", "serve", "--until-empty"]
+    command += [f"--fd={fd}" for fd in fds] + (["--insecure"] if insecure else [])
+    handle, name = tempfile.mkstemp(prefix=f"rallypoint-server-{port}-", suffix=".log")
+    command.append(f"--log-file={name}")
+    with os.fdopen(handle, "wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it outlives us on purpose: no ResourceWarning, no wait
+    return Spawned(join_endpoint(host, port), process.pid, Path(name))

@@ -1,0 +1,1 @@
+"""Key/value stores: one contract (`api`), one semantics (`keyspace`), several homes."""

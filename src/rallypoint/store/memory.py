@@ -1,0 +1,91 @@
+"""A store within one process, for the threads of a test or a single-process job.
+
+One `Keyspace` under one lock. The lock is held only while a request is carried out, never
+while it waits: a waiting thread sleeps on an event of its own, which the thread whose
+change answers it sets. So waiting threads hold up nobody, and nothing is polled.
+"""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.store import protocol as p
+from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
+from rallypoint.store.keyspace import PARKED, Keyspace
+from rallypoint.store.table import DEFAULT_LIMIT_BYTES
+
+
+class _Ticket:
+    """A call of one thread; it is the call's token, and holds the answer if that is late."""
+
+    __slots__ = ("answered", "result")
+
+    def __init__(self) -> None:
+        self.answered: threading.Event | None = None  # most calls never wait: made if parked
+        self.result: Any = None
+
+
+class _Shared:
+    """The data that all clones of a store have in common."""
+
+    __slots__ = ("keyspace", "lock")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self.keyspace = Keyspace(limit_bytes)
+
+    def call(self, request: p.StoreRequest, timeout: float) -> Any:
+        """Carry out a request, waiting for its answer where it has to."""
+        ticket = _Ticket()
+        with self.lock:
+            result = self.keyspace.execute(request, ticket)
+            for other, answer in self.keyspace.completed():
+                _answer(other, answer)
+            if result is not PARKED:
+                return result
+            answered = ticket.answered = threading.Event()
+        try:
+            # The longest wait of the platform is centuries; longer ones are cut to it.
+            answered.wait(min(timeout, threading.TIMEOUT_MAX))
+            with self.lock:
+                error = self.keyspace.expire(ticket)
+        finally:
+            with self.lock:  # for a wait that was interrupted; else it waits no more
+                self.keyspace.cancel(ticket)
+        if error is not None:
+            raise error
+        return ticket.result
+
+
+def _answer(ticket: Any, result: Any) -> None:
+    ticket.result = result
+    ticket.answered.set()
+
+
+class MemoryStore(Store):
+    """A store that lives in this process; `clone` returns another handle on the same data.
+
+    Args:
+        timeout: limit of calls that name none, in seconds or a timedelta.
+        limit_bytes: most bytes kept (StoreLimitError beyond).
+    """
+
+    def __init__(
+        self,
+        timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    ) -> None:
+        self.set_timeout(timeout)
+        self._shared = _Shared(limit_bytes)
+
+    def _call(self, request: p.StoreRequest, timeout: float) -> Any:
+        return self._shared.call(request, timeout)
+
+    def clone(self) -> "MemoryStore":
+        """Return another handle on the same data, with a timeout of its own."""
+        other = MemoryStore(self._timeout_seconds)
+        other._shared = self._shared
+        return other
+
+
+HashStore = MemoryStore

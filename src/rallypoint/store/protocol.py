@@ -1,0 +1,298 @@
+"""The wire format, and the typed requests that all stores share. PURE.
+
+A frame is a 4-byte big-endian length and a msgpack body. Every body is an array whose
+first element is the tag of its class below, so one typed decode checks shape, types and
+tag at once (msgspec); what does not fit is refused before any code of ours looks at it.
+
+A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMIT`):
+
+    client                                server
+    Hello(version, run, nonce, ...)  ->
+                                     <-   Challenge(version, nonce, proof)   proof over both nonces
+    Proof(proof)                     ->
+                                     <-   Welcome(epoch, resumed)            or Goodbye(code, reason)
+
+Each side's proof is HMAC-SHA256(token, role | client nonce | server nonce | run), with
+another role for each side, so neither a replay nor a reflection answers a challenge.
+After Welcome the client sends `Call(id, request)` and rendezvous messages
+(`rallypoint.rendezvous.wire`), the server `Reply(id, result)` or `Failure(id, code, text)`.
+"""
+
+import hmac
+import struct
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+DEFAULT_PORT = 29400  # torchrun's default rendezvous port
+HANDSHAKE_FRAME_LIMIT = 4 * 1024
+FRAME_LIMIT = 128 * 1024 * 1024
+KEY_LIMIT = 4 * 1024
+NONCE_BYTES = 16
+HEADER = struct.Struct(">I")
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all wire bodies: immutable, encoded as an array."""
+
+
+# -- store requests -----------------------------------------------------------------------
+# A request that may wait has `timeout`: seconds, 0 for "do not wait", judged by the store.
+
+
+class Set(_Body, frozen=True, tag=1):
+    """-> None."""
+
+    key: str
+    value: bytes
+
+
+class Get(_Body, frozen=True, tag=2):
+    """-> bytes; waits for the key."""
+
+    key: str
+    timeout: float
+
+
+class Peek(_Body, frozen=True, tag=3):
+    """-> bytes or None."""
+
+    key: str
+
+
+class Add(_Body, frozen=True, tag=4):
+    """-> int."""
+
+    key: str
+    amount: int
+
+
+class CompareSet(_Body, frozen=True, tag=5):
+    """-> bytes that stand afterwards, or None: no key and something was expected."""
+
+    key: str
+    expected: bytes
+    desired: bytes
+
+
+class CompareSwap(_Body, frozen=True, tag=6):
+    """-> [swapped, bytes or None]; expected None means "no key"."""
+
+    key: str
+    expected: bytes | None
+    desired: bytes
+
+
+class Check(_Body, frozen=True, tag=7):
+    """-> bool: all are there."""
+
+    keys: list[str]
+
+
+class Wait(_Body, frozen=True, tag=8):
+    """-> None; waits for all keys."""
+
+    keys: list[str]
+    timeout: float
+
+
+class Delete(_Body, frozen=True, tag=9):
+    """-> bool: it was there."""
+
+    key: str
+
+
+class NumKeys(_Body, frozen=True, tag=10):
+    """-> int: keys that begin with `prefix`."""
+
+    prefix: str
+
+
+class List(_Body, frozen=True, tag=11):
+    """-> sorted list of keys that begin with `prefix`."""
+
+    prefix: str
+
+
+class MultiGet(_Body, frozen=True, tag=12):
+    """-> list of bytes; waits for all keys."""
+
+    keys: list[str]
+    timeout: float
+
+
+class MultiSet(_Body, frozen=True, tag=13):
+    """-> None."""
+
+    pairs: list[tuple[str, bytes]]
+
+
+class Append(_Body, frozen=True, tag=14):
+    """-> None."""
+
+    key: str
+    value: bytes
+
+
+class QueuePush(_Body, frozen=True, tag=15):
+    """-> None."""
+
+    key: str
+    value: bytes
+
+
+class QueuePop(_Body, frozen=True, tag=16):
+    """-> bytes; waits for a value."""
+
+    key: str
+    timeout: float
+
+
+class QueueLen(_Body, frozen=True, tag=17):
+    """-> int."""
+
+    key: str
+
+
+class Watch(_Body, frozen=True, tag=18):
+    """-> [version, bytes or None]; waits for a version above `since`."""
+
+    key: str
+    since: int
+    timeout: float
+
+
+class Gather(_Body, frozen=True, tag=19):
+    """-> values in rank order (`collect`), or None; waits until `size` members have come.
+
+    `rank` None counts members only. With `only_first`, the answer is rank 0's value alone.
+    """
+
+    name: str
+    size: int
+    rank: int | None
+    value: bytes
+    collect: bool
+    timeout: float
+    only_first: bool = False
+
+
+PlainRequest = (
+    Set | Peek | Add | CompareSet | CompareSwap | Check | Delete | NumKeys | List | MultiSet
+    | Append | QueuePush | QueueLen
+)  # fmt: skip
+WaitingRequest = Get | Wait | MultiGet | QueuePop | Watch | Gather
+
+
+class Pipeline(_Body, frozen=True, tag=20):
+    """-> one result a request, in order; nothing of others comes in between."""
+
+    requests: list[PlainRequest]
+
+
+StoreRequest = PlainRequest | WaitingRequest | Pipeline
+REPEATABLE = (Peek, Get, Check, Wait, NumKeys, List, MultiGet, QueueLen, Watch)
+"""Requests without an effect: they may be carried out any number of times."""
+
+# -- handshake ----------------------------------------------------------------------------
+
+
+class Hello(_Body, frozen=True, tag=100):
+    """First frame of a client. `client` is random for each client object, kept on reconnect."""
+
+    version: int
+    run: str
+    client: bytes
+    nonce: bytes
+    software: str
+
+
+class Challenge(_Body, frozen=True, tag=101):
+    """The server's nonce and its proof (empty when the server asks for no token)."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(_Body, frozen=True, tag=102):
+    """The client's proof (empty when the client has no token)."""
+
+    proof: bytes
+
+
+class Welcome(_Body, frozen=True, tag=103):
+    """The handshake is done. `resumed`: the server still knows this client's last calls."""
+
+    epoch: int
+    resumed: bool
+
+
+class Goodbye(_Body, frozen=True, tag=104):
+    """The server closes the connection, and says why. Code: see `GOODBYE_*`."""
+
+    code: str
+    reason: str
+
+
+# -- calls --------------------------------------------------------------------------------
+
+
+class Call(_Body, frozen=True, tag=110):
+    """A store request; `id` grows with each call of a client and is kept when sent again.
+
+    Calls below `low` have been answered to the client: the server forgets their results.
+    """
+
+    id: int
+    low: int
+    request: StoreRequest
+
+
+class Reply(_Body, frozen=True, tag=111):
+    """The result of call `id`."""
+
+    id: int
+    result: Any
+
+
+class Bye(_Body, frozen=True, tag=113):
+    """The client will not come back: what is kept for it may be forgotten."""
+
+
+class Failure(_Body, frozen=True, tag=112):
+    """Call `id` failed: code is one of `FAILURES`, text is for people."""
+
+    id: int
+    code: str
+    text: str
+
+
+GOODBYE_VERSION = "version"
+GOODBYE_TOKEN = "token"  # noqa: S105 - the name of a reason, not a secret
+GOODBYE_PROTOCOL = "protocol"
+GOODBYE_LIMIT = "limit"
+GOODBYE_SHUTDOWN = "shutdown"
+
+FAIL_TIMEOUT = "timeout"
+FAIL_VALUE = "value"
+FAIL_LIMIT = "limit"
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(body: msgspec.Struct) -> bytes:
+    """Return a body as one frame: length and msgpack."""
+    buffer = bytearray(4)
+    _encoder.encode_into(body, buffer, 4)
+    HEADER.pack_into(buffer, 0, len(buffer) - 4)
+    return bytes(buffer)
+
+
+def proof(token: bytes, role: bytes, hello: Hello, server_nonce: bytes) -> bytes:
+    """Return one side's proof that it knows the token (role: b"client" or b"server")."""
+    run = hello.run.encode("utf-8")
+    parts = (b"rallypoint/1", role, hello.nonce, server_nonce, hello.client, run)
+    message = b"".join(HEADER.pack(len(part)) + part for part in parts)
+    return hmac.digest(token, message, "sha256")

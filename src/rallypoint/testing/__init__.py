@@ -1,0 +1,1 @@
+"""Shipped helpers for tests: conformance suites, fakes, a manual clock, the simulator."""

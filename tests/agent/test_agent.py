@@ -1,0 +1,339 @@
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from rallypoint.agent import events as e
+from rallypoint.agent import report
+from rallypoint.agent.agent import Agent, AgentConfig, events_of
+from rallypoint.agent.environment import WorkerContext
+from rallypoint.agent.handlers import AgentHandler, Round
+from rallypoint.agent.output import OutputPlan
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.events import (
+    Assignment,
+    Refusal,
+    Refused,
+    RoundOpened,
+    RunClosed,
+)
+from rallypoint.rendezvous.core.state import Failure
+
+LIMIT_SECONDS = 20
+FAILURE = Failure("node-b", 0, 0, 7, "", "noon", "boom", 1)
+CLOSED = RunClosed(1, 1, "node-b", "noon", "max_restarts=0 is used up", False, (FAILURE,))
+
+
+def sealed(number: int) -> Round:
+    seat = Assignment(1, number, 0, 2, 0, 2, 0, 2, "10.0.0.1", 4711, 0, "all came")
+    return Round(seat, ("10.0.0.1", 4711))
+
+
+class FakeHandler(AgentHandler):
+    """Gives the rounds and errors it was made with, one a join; then joins wait for ever."""
+
+    def __init__(self, *answers: Round | BaseException) -> None:
+        self.answers = list(answers)
+        self.log: list[str] = []
+        self.told = View()
+        self.callback: Callable[[View], None] = lambda _view: None
+        self.on_fail: View | None = None
+        self.failures: list[Failure] = []
+        self.joined: queue.Queue[int] = queue.Queue()
+        self.over = threading.Event()
+        self.finish_error: Exception | None = None
+
+    def push(self, **changes: object) -> None:
+        self.told = msgspec.structs.replace(self.told, **changes)
+        self.callback(self.told)
+
+    def next_round(self, why: str) -> Round:
+        self.log.append(f"join: {why}" if why else "join")
+        self.joined.put(len(self.log))
+        if not self.answers:
+            self.over.wait(LIMIT_SECONDS)
+            raise RendezvousConnectionError("left while joining")
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        self.told = View(assignment=answer.assignment)
+        return answer
+
+    def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
+        self.callback = callback
+        return lambda: self.log.append("unwatch")
+
+    def view(self) -> View:
+        return self.told
+
+    def finish(self) -> None:
+        self.log.append("finish")
+        if self.finish_error is not None:
+            raise self.finish_error
+
+    def fail(self, failure: Failure) -> None:
+        self.log.append("fail")
+        self.failures.append(failure)
+        if self.on_fail is not None:
+            self.told = self.on_fail
+            self.callback(self.told)
+
+    def leave(self, why: str) -> None:
+        self.log.append(f"leave: {why}")
+        self.over.set()
+
+    def waiting_reason(self) -> str:
+        return "1 of 2 nodes have joined"
+
+
+def agent(handler: AgentHandler, script: str, workers: int = 1, grace: float = 5.0) -> Agent:
+    config = AgentConfig(
+        argv=(sys.executable, "-c", script),
+        context=WorkerContext("run", workers, store_url="tcp://h:1"),
+        output=OutputPlan(),
+        node="node-a",
+        base_env=dict(os.environ),
+        stop_grace_seconds=grace,
+        admit_seconds=0.01,
+    )
+    return Agent(config, handler)
+
+
+class Running:
+    """An agent in a thread, so that a test can push news to it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run, args=[agent])
+        self._thread.start()
+
+    def _run(self, agent: Agent) -> None:
+        self.code = agent.run()
+
+    def ended(self) -> int | None:
+        self._thread.join(LIMIT_SECONDS)
+        assert not self._thread.is_alive()
+        return self.code
+
+
+def until(path: Path) -> str:
+    limit = time.monotonic() + LIMIT_SECONDS
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    return path.read_text().strip()
+
+
+def sleeps_in_round_one(path: Path) -> str:
+    """A script that says it is up, sleeps in round 1 and is done in any later one."""
+    return (
+        "import os, time\n"
+        f"open({str(path)!r} + os.environ['RALLYPOINT_ROUND'], 'w').write(f'{{os.getpid()}}\\n')\n"
+        "time.sleep(60 if os.environ['RALLYPOINT_ROUND'] == '1' else 0)\n"
+    )
+
+
+def test_d3_d4_a_node_that_is_done_goes_at_once_and_says_nothing_on_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    handler = FakeHandler(sealed(1))
+    script = "import os; assert os.environ['MASTER_ADDR'] == '10.0.0.1'"
+    assert agent(handler, script, workers=2).run() == 0
+    assert handler.log == ["join", "finish", "leave: its work is done", "unwatch"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_failed_worker_is_told_at_once_and_a_round_later_all_is_well(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    handler = FakeHandler(sealed(1), sealed(2))
+    script = "import os, sys; sys.exit('oh dear' if os.environ['RALLYPOINT_ROUND'] == '1' else 0)"
+    assert agent(handler, script).run() == 0
+    (failure,) = handler.failures
+    assert (failure.exit_code, failure.message, failure.round) == (1, "oh dear", 1)
+    assert handler.log[:2] == ["join", "fail"]
+    assert handler.log[2].startswith("join: its worker failed: rank 0 (local 0) on node-a")
+    assert capfd.readouterr().err == "oh dear\n"
+
+
+def test_the_budget_is_used_up_and_the_first_failure_is_reported(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    handler = FakeHandler(sealed(1))
+    handler.on_fail = View(closed=CLOSED)
+    assert agent(handler, "raise SystemExit(3)").run() == 1
+    err = capfd.readouterr().err
+    assert "the run was closed by node-b: max_restarts=0 is used up" in err
+    assert "first failure: rank 0 (local 0) on node-b: exit code 7 at noon, in round 1" in err
+    assert "  | boom" in err
+    assert "Traceback" not in err
+
+
+def test_b1_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) -> None:
+    handler = FakeHandler(sealed(1), sealed(2))
+    running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
+    pid = int(until(tmp_path / "r1"))
+    handler.push(opened=RoundOpened(1, 2, "node-c was lost", ("node-c",)))
+    assert running.ended() == 0
+    assert not psutil.pid_exists(pid)
+    assert handler.log[:2] == ["join", "join: node-c was lost"]
+    assert "fail" not in handler.log, "what dies of being stopped is no failure"
+
+
+@pytest.mark.cases("C5")
+def test_c5_two_newcomers_cost_one_round(tmp_path: Path) -> None:
+    handler = FakeHandler(sealed(1), sealed(2))
+    running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
+    until(tmp_path / "r1")
+    handler.push(waiting=1)
+    handler.push(waiting=2)
+    assert running.ended() == 0
+    assert handler.log[:2] == ["join", "join: 2 nodes wait"]
+
+
+def test_news_that_came_before_the_answer_of_the_join_is_not_lost(tmp_path: Path) -> None:
+    class Early(FakeHandler):
+        def next_round(self, why: str) -> Round:
+            answer = super().next_round(why)
+            if answer.assignment.round == 1:
+                self.push(opened=RoundOpened(1, 2, "node-c was lost"))
+            return answer
+
+    handler = Early(sealed(1), sealed(2))
+    assert agent(handler, sleeps_in_round_one(tmp_path / "r")).run() == 0
+    assert handler.log[:2] == ["join", "join: node-c was lost"]
+
+
+def test_l2_a_fenced_node_comes_as_a_newcomer(tmp_path: Path) -> None:
+    handler = FakeHandler(sealed(1), sealed(3))
+    running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
+    until(tmp_path / "r1")
+    handler.push(fenced=Refused(Refusal.FENCED, "it was silent for 15 s"))
+    assert running.ended() == 0
+    assert handler.log[:2] == ["join", "join: was fenced: it was silent for 15 s"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RendezvousGracefulExitError("go home"), 0, ""),
+        (RendezvousClosedError("closed by x at noon"), 1, "rallypoint: closed by x at noon\n"),
+        (RendezvousTimeoutError("1 of 2 joined"), 1, "rallypoint: 1 of 2 joined\n"),
+    ],
+)
+def test_joins_that_end_without_a_round(
+    error: Exception, code: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = FakeHandler(error)
+    assert agent(handler, "").run() == code
+    assert capfd.readouterr().err == text
+    assert handler.log[-2:] == ["unwatch", "leave: its agent ends"]
+
+
+@pytest.mark.cases("C9")
+def test_c9_a_fault_of_the_agent_is_a_leave(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = FakeHandler(sealed(1))
+    running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
+    pid = int(until(tmp_path / "r1"))
+    handler.push(error=ValueError("a thread of ours"))
+    assert running.ended() == 1
+    assert not psutil.pid_exists(pid)
+    assert "leave: lost touch with the coordinator: a thread of ours" in handler.log
+    assert "a thread of ours" in capfd.readouterr().err
+
+
+@pytest.mark.cases("C9")
+def test_c9_an_exception_in_the_loop_is_a_leave(capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken(FakeHandler):
+        def finish(self) -> None:
+            raise ValueError("a fault in our code")
+
+    handler = Broken(sealed(1))
+    assert agent(handler, "").run() == 1
+    assert handler.log == ["join", "unwatch", "leave: its agent ends"]
+    assert "ValueError: a fault in our code" in capfd.readouterr().err
+
+
+def test_a_worker_that_cannot_start_ends_the_agent(capfd: pytest.CaptureFixture[str]) -> None:
+    handler = FakeHandler(sealed(1))
+    config = AgentConfig(("/nope/python",), WorkerContext("r", 2), OutputPlan(), "n", {})
+    assert Agent(config, handler).run() == 1
+    assert "cannot start '/nope/python'" in capfd.readouterr().err
+
+
+def test_work_that_is_done_is_done_even_if_nobody_can_be_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    handler = FakeHandler(sealed(1))
+    handler.finish_error = RendezvousConnectionError("refused")
+    assert agent(handler, "").run() == 0
+    assert "work is done, but the coordinator could not be told" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("answers", [[sealed(1)], []], ids=["working", "joining"])
+def test_sigterm_leaves_at_once_and_exits_143(answers: list[Round], tmp_path: Path) -> None:
+    handler = FakeHandler(*answers)
+
+    def ask() -> None:
+        handler.joined.get(timeout=LIMIT_SECONDS)
+        if answers:
+            until(tmp_path / "r1")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert agent(handler, sleeps_in_round_one(tmp_path / "r")).run() == 143
+    asker.join(LIMIT_SECONDS)
+    assert handler.log == ["join", "leave: received SIGTERM", "unwatch"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_long_wait_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "WAIT_INTERVALS_SECONDS", (0.01, 60.0))
+
+    class Slow(FakeHandler):
+        asked = threading.Event()
+
+        def next_round(self, why: str) -> Round:
+            assert self.asked.wait(LIMIT_SECONDS)
+            time.sleep(0.1)
+            return super().next_round(why)
+
+        def waiting_reason(self) -> str:
+            self.asked.set()
+            return super().waiting_reason()
+
+    assert agent(Slow(sealed(1)), "").run() == 0
+    assert "rallypoint: 1 of 2 nodes have joined\n" in capfd.readouterr().out
+
+
+def test_only_what_is_new_in_a_view_is_told() -> None:
+    fenced, opened = Refused(Refusal.FENCED, "x"), RoundOpened(1, 2, "y", ("z",))
+    full = View(waiting=2, opened=opened, closed=CLOSED, fenced=fenced, error=ValueError("e"))
+    assert [type(event) for event in events_of(full, View())] == [
+        e.AgentFailed,
+        e.Fenced,
+        e.RunClosed,
+        e.RoundOpened,
+        e.NodesWaiting,
+    ]
+    assert events_of(full, full) == [e.RoundOpened(1, 2, "y", ("z",))]
+    assert events_of(View(), View(waiting=2)) == [e.NodesWaiting(0)]

@@ -1,0 +1,72 @@
+import click
+import pytest
+from click.testing import CliRunner
+
+from rallypoint.cli.options import SETTINGS, all_options, timing_rows
+
+SEEN: dict[str, object] = {}
+
+
+@click.command(context_settings=SETTINGS)
+@all_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def probe(**options: object) -> None:
+    SEEN.clear()
+    SEEN.update(options)
+
+
+def parse(*argv: str, env: dict[str, str] | None = None) -> dict[str, object]:
+    result = CliRunner().invoke(probe, argv, env=env)
+    assert result.exit_code == 0, result.output
+    return dict(SEEN)
+
+
+TORCHRUN = [
+    "--nnodes=1:2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=core",
+    "--rdzv-endpoint=h:1", "--rdzv-id=job", "--rdzv-conf=a=b", "--max-restarts=1",
+    "--monitor-interval=1", "--role=r", "--log-dir=/tmp/x", "--redirects=3", "--tee=3",
+    "--local-addr=a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dash", ["-", "_"])
+def test_torchrun_names_in_both_spellings(dash: str) -> None:
+    argv = ["--" + text[2:].replace("-", dash) for text in TORCHRUN]
+    found = parse(*argv, f"--no{dash}python", "--standalone", "-m", "s.py")
+    assert found["run_id"] == "job"
+    assert found["endpoint"] == "h:1"
+    assert (found["nproc_per_node"], found["max_restarts"]) == ("2", 1)
+    assert found["no_python"] is found["standalone"] is found["module"] is True
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    found = parse("--nnodes", "2", "s.py", "--nnodes", "9", "--my_flag", "-m")
+    assert found["nnodes"] == "2"
+    assert found["command"] == ("s.py", "--nnodes", "9", "--my_flag", "-m")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "seen"),
+    [
+        ("RALLYPOINT_NNODES", "2:3", "nnodes", "2:3"),
+        ("PET_NNODES", "2:3", "nnodes", "2:3"),
+        ("PET_NPROC_PER_NODE", "auto", "nproc_per_node", "auto"),
+        ("PET_RDZV_ENDPOINT", "h:1", "endpoint", "h:1"),
+        ("RALLYPOINT_ENDPOINT", "h:1", "endpoint", "h:1"),
+        ("RALLYPOINT_RDZV_ID", "job", "run_id", "job"),
+        ("RALLYPOINT_RUN_ID", "job", "run_id", "job"),
+        ("PET_MODULE", "1", "module", True),
+        ("RALLYPOINT_JOIN_TIMEOUT", "5", "join", 5.0),
+        ("RALLYPOINT_STOP_GRACE", "5", "stop_grace", 5.0),
+    ],
+)
+def test_each_option_is_read_from_the_environment(
+    variable: str, value: str, name: str, seen: object
+) -> None:
+    assert parse("s.py", env={variable: value})[name] == seen
+
+
+def test_every_duration_of_the_table_is_an_option() -> None:
+    for row in timing_rows():
+        assert parse(row.flag, "3.5", "s.py")[row.name] == 3.5
+    assert parse("--last-call", "2", "s.py")["last_call"] == 2.0

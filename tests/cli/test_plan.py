@@ -1,0 +1,155 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.cli import plan as plans
+from rallypoint.cli.options import timing_rows
+from rallypoint.errors import ParameterError
+
+OPTIONS: dict[str, Any] = {
+    "nnodes": "1",
+    "nproc_per_node": "1",
+    "node_rank": None,
+    "backend": "core",
+    "endpoint": None,
+    "run_id": None,
+    "rdzv_conf": "",
+    "max_restarts": None,
+    "monitor_interval": 0.1,
+    "role": "default",
+    "log_dir": None,
+    "redirects": "0",
+    "tee": "0",
+    "local_addr": None,
+    "module": False,
+    "no_python": True,
+    "standalone": False,
+    "token_file": None,
+    "insecure": False,
+    "slot": None,
+    "target_nodes": None,
+    "new_incarnation": False,
+    "stop_grace": 30.0,
+    **{row.name: None for row in timing_rows()},
+}
+MEETING: dict[str, Any] = {"nnodes": "2:4", "endpoint": "h:1", "run_id": "job"}
+
+
+def make(env: dict[str, str] | None = None, **changes: Any) -> plans.Plan:
+    return plans.make_plan({**OPTIONS, **changes}, ("true",), env or {})
+
+
+@pytest.mark.parametrize(("text", "pair"), [("1", (1, 1)), ("2:4", (2, 4)), ("3:3", (3, 3))])
+def test_nodes(text: str, pair: tuple[int, int]) -> None:
+    assert plans.nodes(text) == pair
+
+
+@pytest.mark.parametrize("text", ["", "0", "4:2", "a", "1:", ":2", "1:2:3", "-1", "0:3", "1.5"])
+def test_wrong_nodes_are_named(text: str) -> None:
+    with pytest.raises(ParameterError, match=f"--nnodes {text}"):
+        plans.nodes(text)
+
+
+def test_one_node_meets_itself_on_loopback() -> None:
+    one, two = make(), make(standalone=True)
+    assert one.parameters.endpoint.startswith("127.0.0.1:")
+    assert one.parameters.run_id != two.parameters.run_id
+    assert one.max_restarts == 0
+    assert one.store_url == f"tcp://{one.parameters.endpoint}"
+
+
+@pytest.mark.cases("C7")
+def test_c7_several_nodes_need_a_name_for_their_job() -> None:
+    with pytest.raises(ParameterError, match="--run-id is missing"):
+        make(nnodes="2", endpoint="h:1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"nnodes": "2", "run_id": "x"}, "--endpoint is missing: give HOST:PORT"),
+        ({"backend": "file", "run_id": "x"}, "--endpoint is missing: give a path"),
+        ({**MEETING, "endpoint": "host"}, "--endpoint host: the port is missing; give host:29400"),
+        ({**MEETING, "endpoint": "::1"}, r"the port is missing; give \[::1\]:29400"),
+        ({**MEETING, "endpoint": "h:x"}, "endpoint='h:x'"),
+        ({"standalone": True, "nnodes": "2"}, "--standalone with --nnodes 2"),
+        ({"standalone": True, "backend": "file"}, "--standalone with --backend file"),
+        ({"nproc_per_node": "0"}, "--nproc-per-node 0"),
+        ({"nproc_per_node": "some"}, "--nproc-per-node some"),
+        ({"rdzv_conf": "a"}, "--rdzv-conf a"),
+        ({"rdzv_conf": "join=soon"}, "join='soon'"),
+        ({"max_restarts": -1}, "--max-restarts -1"),
+        ({"redirects": "3"}, "give --log-dir"),
+        ({"tee": "9"}, "--tee '9'"),
+        ({**MEETING, "target_nodes": 9}, "target_nodes=9"),
+        ({"module": True}, "-m and --no-python"),
+    ],
+)
+def test_bad_input_says_what_and_what_to_change(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        make(**changes)
+
+
+def test_options_are_stronger_than_rdzv_conf_under_any_spelling() -> None:
+    plan = make(**MEETING, rdzv_conf="join_timeout=5, last_call=7,tls=x", join=9.0)
+    assert plan.settings.timeout.join.total_seconds() == 9
+    assert plan.settings.timeout.last_call.total_seconds() == 7
+    assert plan.parameters.get("tls") == "x"
+    assert (plan.effective["join"], plan.effective["last_call"]) == ("9 s", "7 s")
+
+
+def test_everything_for_the_coordinator_is_in_the_parameters() -> None:
+    plan = make(**MEETING, slot="pod-1", target_nodes=3, role="r", new_incarnation=True)
+    found = plan.parameters
+    assert (found.min_nodes, found.max_nodes, found.get("slot")) == (2, 4, "pod-1")
+    assert plan.settings.target_nodes == 3
+    assert plan.settings.max_restarts == plan.max_restarts == 3
+    assert found.get_as_bool("new_incarnation")
+    assert found.get("role") == "r"
+
+
+def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("from-file\n")
+    env = {"RALLYPOINT_TOKEN": "from-env"}
+    assert make(env).token == "from-env"
+    assert make(env, token_file=path).parameters.get("token") == "from-file"
+    path.write_text("")
+    with pytest.raises(ParameterError, match="it is empty"):
+        make(token_file=path)
+    with pytest.raises(ParameterError, match="cannot be read"):
+        make(token_file=tmp_path / "none")
+
+
+def test_a_shared_file_needs_no_port() -> None:
+    plan = make(**{**MEETING, "backend": "file", "endpoint": "/shared/job"})
+    assert plan.store_url == "file:///shared/job"
+
+
+def test_counting_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert plans.workers_per_node("3", {}) == 3
+    assert plans.workers_per_node("gpu", {"CUDA_VISIBLE_DEVICES": "0,2"}) == 2
+    assert plans.workers_per_node("auto", {"CUDA_VISIBLE_DEVICES": "0,-1,2"}) == 1
+    assert plans.workers_per_node("auto", {}) == plans.workers_per_node("cpu", {}) > 0
+    with pytest.raises(ParameterError, match="no GPU was found"):
+        plans.workers_per_node("gpu", {"CUDA_VISIBLE_DEVICES": ""})
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: one'\necho 'GPU 1: two'\n")
+    smi.chmod(0o755)
+    assert plans.workers_per_node("gpu", {}) == 2
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("")
+    assert plans.command_of(("a.py", "-x"), False, False)[-2:] == ("a.py", "-x")
+    assert plans.command_of(("pkg.mod", "1"), True, False)[-3:] == ("-m", "pkg.mod", "1")
+    assert plans.command_of(("true", "1"), False, True) == ("true", "1")
+    with pytest.raises(ParameterError, match=r"no such script: 'b\.py'"):
+        plans.command_of(("b.py",), False, False)
+    with pytest.raises(ParameterError, match="no such program: 'nope-x'"):
+        plans.command_of(("nope-x",), False, True)
+    with pytest.raises(ParameterError, match="no script given"):
+        plans.command_of((), False, False)

@@ -1,0 +1,95 @@
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rallypoint.cli import main
+from rallypoint.cli import run as run_module
+from rallypoint.cli.plan import Plan
+from rallypoint.errors import RendezvousConnectionError
+
+
+def run(*argv: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(main, ["run", *argv], env=env)
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--nnodes", "4:2", "s.py"], "--nnodes 4:2: the most (2) is below the fewest (4)"),
+        ([], "no script given"),
+        (["nope.py"], "no such script: 'nope.py'"),
+        (
+            ["--nnodes=2", "--endpoint=host", "--run-id=x", "--no-python", "true"],
+            "--endpoint host: the port is missing; give host:29400",
+        ),
+        (["--nnodes=2", "--endpoint=h:1", "--no-python", "true"], "--run-id is missing"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], text: str) -> None:
+    result = run(*argv)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rallypoint: ")
+    assert text in line
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert run("--nope", "s.py").exit_code == 2
+
+
+def test_other_errors_are_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_plan: Plan) -> int:
+        raise RendezvousConnectionError("nobody listens at h:1")
+
+    monkeypatch.setattr(run_module, "start", refuse)
+    result = run("--standalone", "--no-python", "true")
+    assert (result.exit_code, result.stderr) == (1, "rallypoint: nobody listens at h:1\n")
+
+
+def test_the_agents_exit_code_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def start(plan: Plan) -> int:
+        plans.append(plan)
+        return 143
+
+    monkeypatch.setattr(run_module, "start", start)
+    result = run("--nproc_per_node=2", "--no_python", "true", "--nnodes", "7")
+    assert result.exit_code == 143
+    assert plans[0].argv == ("true", "--nnodes", "7")
+    assert plans[0].local_world_size == 2
+
+
+def test_a_script_runs_under_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text("")
+    plans: list[Plan] = []
+
+    def start(plan: Plan) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(run_module, "start", start)
+    assert run(str(script), "1").exit_code == 0
+    assert plans[0].argv == (sys.executable, "-u", str(script), "1")
+
+
+def test_explain_shows_each_setting_and_where_it_comes_from() -> None:
+    result = run(
+        "--explain", "--nnodes=2:3", "--endpoint=h:29400", "--rdzv-conf=last_call_timeout=7",
+        env={"PET_RDZV_ID": "job", "RALLYPOINT_JOIN_TIMEOUT": "90"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert "2:3" in rows["nnodes"]
+    assert "command line" in rows["nnodes"]
+    assert "environment: PET_RDZV_ID" in rows["run_id"]
+    assert "90 s" in rows["join"]
+    assert "environment: RALLYPOINT_JOIN_TIMEOUT" in rows["join"]
+    assert "7 s" in rows["last_call"]
+    assert "--rdzv-conf" in rows["last_call"]
+    assert "default" in rows["lease"]
+    assert "3" in rows["max_restarts"]

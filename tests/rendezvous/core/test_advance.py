@@ -1,0 +1,362 @@
+"""`advance`: the rules of rounds by their numbers (J, G, S, E), timers and batches.
+
+The rules of coming and going are in test_membership.py, those of sealing in test_rounds.py.
+"""
+
+import pytest
+from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
+
+from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds, timers
+from rallypoint.rendezvous.core.events import (
+    Beat,
+    Event,
+    LastCallOver,
+    Leave,
+    Refused,
+    RejoinOver,
+    ReplacementWaitOver,
+    RoundOpened,
+    RoundSealed,
+)
+from rallypoint.rendezvous.core.state import Gathering, LastCall, State
+
+
+def test_nothing_happens_without_events() -> None:
+    state = State(run_id="demo")
+    opened = "run 'demo' has not been opened: no node has joined"
+    assert advance(state) == Step(state, (), (), opened)
+
+
+def test_j2_min_nodes_start_the_last_call() -> None:
+    run = Drive(2, 4, last_call_seconds=7)
+    step = run.join("node1")
+    assert (run.phase, step.timers, step.messages) == ("Gathering", (), ())
+    assert step.reason == (
+        "node1 pid 1 joined; 1 of at least 2 nodes have joined round 1; waiting for 1 more; "
+        "here: node1 pid 1"
+    )
+    step = run.join("node2")
+    assert step.state.phase == LastCall(round=1, call=1)
+    assert step.timers == (LastCallOver(incarnation=1, round=1, call=1),)
+    assert timer_seconds(step.state, step.timers[0]) == 7
+    assert step.reason == (
+        "node2 pid 2 joined; 2 of at least 2 nodes have joined round 1; "
+        "last call for up to 2 more (last_call=7 s)"
+    )
+
+
+def test_j2_falling_below_min_ends_the_last_call_and_the_next_is_another() -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2")
+    first = run.step.timers[0]
+    step = run.leave("node2", "ctrl-c")
+    assert step.state.phase == Gathering(round=1)
+    assert step.timers == ()
+    assert step.reason.startswith("node2 pid 2 left: ctrl-c; 1 of at least 2 nodes")
+    assert run.join("node3").state.phase == LastCall(round=1, call=2)
+    before = run.state
+    assert run.do(first).state == before  # the timer of the first call comes too late
+    assert run.phase == "LastCall"
+
+
+def test_j2_a_loss_above_min_leaves_the_last_call_running() -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2", "node3")
+    assert run.leave("node3").state.phase == LastCall(round=1, call=1)
+
+
+def test_j3_max_nodes_seal_at_once() -> None:
+    run = Drive(1, 3)
+    run.join("node1", "node2")
+    step = run.join("node3")
+    assert step.reason == (
+        "round 1 sealed with 3 nodes: 3 of up to 3 nodes have come; round 1 is at work with 3 nodes"
+    )
+    assert step.timers == ()
+    assert [run.kinds(n) for n in ("node1", "node2", "node3")] == [["RoundSealed"]] * 3
+
+
+@pytest.mark.parametrize(("target", "sealed_at"), [(2, 2), (3, 3), (None, 4), (9, 4)])
+def test_j3_target_nodes_seal_at_once(target: int | None, sealed_at: int) -> None:
+    run = Drive(2, 4, target_nodes=target)
+    for count in range(1, 5):
+        run.join(f"node{count}")
+        if run.phase == "Sealed":
+            break
+    assert len(run.record.seats) == sealed_at
+
+
+def test_j4_last_call_over_seals_with_those_there_are() -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2", "node3")
+    step = run.last_call_over()
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.record.reason == "the last call is over with 3 of up to 4 nodes"
+    assert step.reason.startswith("round 1 sealed with 3 nodes: the last call is over")
+
+
+STALE_LAST_CALLS = {
+    "round": LastCallOver(1, 2, 1),
+    "call": LastCallOver(1, 1, 2),
+    "incarnation": LastCallOver(2, 1, 1),
+}
+
+
+@pytest.mark.parametrize("stale", STALE_LAST_CALLS.values(), ids=STALE_LAST_CALLS)
+def test_e1_a_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2")
+    before = run.state
+    step = run.do(stale)
+    assert (step.state, step.messages) == (before, ())
+
+
+LATE: dict[str, Event] = {
+    "last-call": LastCallOver(1, 1, 1),
+    "rejoin": RejoinOver(1, 1),
+    "rejoin-next": RejoinOver(1, 2),
+    "replacement": ReplacementWaitOver(1, 1),
+    "replacement-next": ReplacementWaitOver(1, 2),
+}
+
+
+@pytest.mark.parametrize("event", LATE.values(), ids=LATE)
+def test_e1_no_timer_touches_a_sealed_round(event: Event) -> None:
+    run = sealed("node1", "node2")
+    before = run.state
+    step = run.do(event)
+    assert (step.state, step.messages) == (before, ())
+
+
+@pytest.mark.parametrize("event", [RejoinOver(1, 1), RejoinOver(2, 2), ReplacementWaitOver(2, 2)])
+def test_e1_stale_timers_of_gathering_change_nothing(event: Event) -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.lose("node3")
+    before = run.state
+    assert run.do(event).state == before
+
+
+def test_j5_after_a_loss_the_survivors_seal_at_once() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.lose("node2")
+    run.rejoin("node1")
+    step = run.rejoin("node3")
+    assert run.number == 2
+    assert run.ranks() == ["node1", "node3"]
+    assert run.record.reason == "all 2 nodes that are alive have come"
+    assert step.timers == ()
+
+
+def test_j5_survivors_below_min_wait_for_newcomers_without_a_last_call() -> None:
+    run = sealed("node1", "node2")
+    run.lose("node2")
+    step = run.rejoin("node1")
+    assert (run.phase, step.timers) == ("Gathering", ())
+    assert "; waiting for 1 more; here: node1 pid 1" in step.reason
+    run.join("node9")
+    assert run.ranks() == ["node1", "node9"]
+
+
+def test_j5_with_nobody_from_the_round_before_there_is_a_last_call() -> None:
+    run = sealed("node1", "node2")
+    run.join("node3", "node4")
+    run.lose("node1")
+    step = run.lose("node2")
+    assert step.state.phase == LastCall(round=2, call=2)
+    run.last_call_over()
+    assert run.ranks() == ["node3", "node4"]
+
+
+def test_j5_replacement_wait_holds_the_seat_and_then_ends() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    step = run.lose("node3")
+    wait = ReplacementWaitOver(incarnation=1, round=2)
+    assert step.timers == (RejoinOver(1, 2), wait)
+    assert timer_seconds(step.state, wait) == 5
+    step = run.rejoin("node1", "node2")
+    assert (run.phase, step.timers) == ("Gathering", (wait,))
+    assert step.reason.endswith("; waiting for a replacement (replacement_wait=5)")
+    step = run.replacement_over()
+    assert run.ranks() == ["node1", "node2"]
+    assert step.timers == ()
+
+
+def test_j5_replacement_wait_ends_early_with_a_replacement() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.lose("node3")
+    run.rejoin("node1", "node2")
+    run.join("node9")
+    assert run.ranks() == ["node1", "node2", "node9"]
+
+
+def test_j5_replacement_wait_over_before_all_have_joined_again() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.lose("node3")
+    step = run.replacement_over()
+    assert step.reason.startswith("no replacement came in time; 0 of at least 2 nodes")
+    assert (run.phase, step.timers) == ("Gathering", (RejoinOver(1, 2),))
+    run.rejoin("node1", "node2")
+    assert run.ranks() == ["node1", "node2"]
+
+
+def test_j5_replacement_wait_needs_a_loss() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    step = run.rejoin("node1")
+    assert step.timers == (RejoinOver(1, 2),)
+    run.rejoin("node2", "node3")
+    assert run.phase == "Sealed"
+
+
+def test_j5_a_loss_while_gathering_starts_the_replacement_wait() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.rejoin("node1")
+    assert run.lose("node2").timers == (RejoinOver(1, 2), ReplacementWaitOver(1, 2))
+    assert run.rejoin("node3").timers == (ReplacementWaitOver(1, 2),)
+
+
+def test_j5_the_loss_of_a_newcomer_starts_no_replacement_wait() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.rejoin("node1")
+    run.join("node9")
+    assert run.lose("node9").timers == (RejoinOver(1, 2),)
+
+
+def test_g1_no_round_while_a_told_participant_is_missing() -> None:
+    run = sealed("node1", "node2", "node3", rejoin_seconds=9)
+    step = run.rejoin("node1", "node2", why="nodes wait")
+    rejoin = RejoinOver(incarnation=1, round=2)
+    assert (run.phase, step.timers) == ("Gathering", (rejoin,))
+    assert timer_seconds(step.state, rejoin) == 9
+    assert step.reason.endswith("; waiting for node3 pid 3 to join again (rejoin_timeout=9 s)")
+    step = run.rejoin_over()
+    assert run.ranks() == ["node1", "node2"]
+    assert step.reason.startswith("round 2 sealed with 2 nodes: all 2 nodes that are alive")
+    (refused,) = run.sent("node3")
+    assert isinstance(refused, Refused)
+    assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"
+
+
+def test_g1_all_the_silent_are_lost_together() -> None:
+    run = sealed("node1", "node2", "node3", "node4", least=1)
+    run.rejoin("node1")
+    run.rejoin_over()
+    assert run.ranks() == ["node1"]
+    assert set(run.state.fenced) == {"node2", "node3", "node4"}
+
+
+@pytest.mark.cases("B6")
+def test_b6_g1_two_of_ten_do_not_form_a_world() -> None:
+    ten = [f"node{i}" for i in range(1, 11)]
+    run = sealed(*ten, least=2, most=10)
+    run.fail("node1")
+    for name in ten[:9]:
+        run.rejoin(name)
+        assert run.phase == "Gathering"
+    run.rejoin("node10")
+    assert sorted(run.ranks()) == sorted(ten)
+
+
+@pytest.mark.cases("C3")
+def test_c3_g1_a_restarted_node_never_makes_its_own_world() -> None:
+    run = sealed("nodeA", "nodeB", least=1, most=2)
+    run.lose("nodeA")
+    run.join("nodeA2")
+    assert run.phase == "Gathering"  # nodeB is alive, and has been told
+    run.rejoin("nodeB")
+    assert sorted(run.ranks()) == ["nodeA2", "nodeB"]
+    assert run.number == 2
+
+
+@pytest.mark.cases("C5")
+def test_c5_two_newcomers_move_the_round_on_by_one() -> None:
+    four = ["node1", "node2", "node3", "node4"]
+    run = sealed(*four, least=2, most=6)
+    run.join("node5", "node6")
+    assert run.number == 1
+    run.rejoin(*four, why="nodes wait")
+    assert run.number == 2
+    assert run.ranks() == [*four, "node5", "node6"]
+
+
+@pytest.mark.cases("C8")
+@pytest.mark.parametrize("reached", ["gathering", "last call", "parked", "rejoining"])
+def test_c8_death_at_any_step_of_joining_blocks_nobody(reached: str) -> None:
+    run = Drive(2, 3)
+    if reached in ("gathering", "last call"):
+        run.join("dead", *(["node1"] if reached == "last call" else []))
+        run.lose("dead")
+        run.join("node1", "node2")
+        run.last_call_over()
+    else:
+        run.join("node1", "node2")
+        run.last_call_over()
+        run.join("dead")
+        if reached == "rejoining":
+            run.rejoin("node1")
+        run.lose("dead")
+        run.rejoin("node1", "node2")
+    assert run.ranks() == ["node1", "node2"]
+
+
+def test_messages_are_in_order_of_the_events() -> None:
+    run = sealed("node1", "node2")
+    step = run.do(
+        run.joining("node3"),
+        Leave("node2"),
+        run.joining("node1", after=1),
+    )
+    kinds = [type(send.message).__name__ for send in step.messages]
+    assert kinds == ["Parked", "WaitingChanged", "RoundOpened", "RoundSealed"]
+    opened, record = step.messages[2].message, step.messages[3].message
+    assert isinstance(opened, RoundOpened)
+    assert isinstance(record, RoundSealed)
+    assert (opened.round, record.record.number) == (2, 2)
+
+
+def test_a_batch_tells_its_last_three_notes_and_none_twice_running() -> None:
+    run = Drive(9, 9)
+    step = run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4, 4)), Beat("node1"))
+    assert step.reason.startswith("node2 pid 2 joined; node3 pid 3 joined; node4 pid 4 joined; 4 ")
+
+
+def test_the_given_state_is_not_changed() -> None:
+    run = Drive(3, 4)
+    run.join("node1")
+    before = run.state
+    snapshot = dict(before.candidates)
+    advance(before, run.joining("node2"), Leave("node1"), Beat("node1"))
+    assert before.candidates == snapshot
+
+
+def test_timers_of_a_run_that_nobody_opened() -> None:
+    state = State(run_id="demo")
+    assert timers(state) == ()
+    assert timer_seconds(state, LastCallOver(1, 1, 1)) == 0.0
+
+
+def test_timers_of_a_closed_run() -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2")
+    assert run.close().timers == ()
+
+
+def test_close_ends_the_incarnation_in_every_phase() -> None:
+    for prepare in ([], ["node1"], ["node1", "node2"], ["node1", "node2", "node3"]):
+        run = Drive(2, 3)
+        run.join(*prepare)
+        step = run.close("alice", "enough", "noon")
+        assert run.phase == "Closed"
+        assert run.places() == {}
+        assert step.reason.endswith("run 'demo' was closed at noon by alice: enough")
+        assert [run.kinds(name) for name in prepare] == [["RunClosed"]] * len(prepare)
+
+
+def test_a_large_batch_is_one_step() -> None:
+    state = State(run_id="demo")
+    settings = a_settings(100, 100)
+    run = Drive(100, 100)
+    events = [run.joining(f"node{i}", settings=settings) for i in range(100)]
+    step = advance(state, *events)
+    assert len(step.messages) == 1
+    assert len(step.messages[0].to) == 100
+    assert step.messages[0].to[7] == a_node("node7").id

@@ -1,0 +1,93 @@
+"""What people read: each sentence, its numbers, and the setting that ends the wait."""
+
+import pytest
+from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
+
+from rallypoint.rendezvous.core.explain import (
+    closed_sentence,
+    describe,
+    goal_nodes,
+    missing,
+    names,
+    phase_name,
+    rows,
+)
+from rallypoint.rendezvous.core.state import Closed, Member, State
+
+
+def members(*names_: str) -> list[Member]:
+    return [Member(node=a_node(name), arrival=i) for i, name in enumerate(names_)]
+
+
+def test_names_are_in_natural_order_and_few() -> None:
+    assert names(members("node10", "node9")) == "node9 pid 9, node10 pid 10"
+    assert names([]) == ""
+    seven = members(*(f"n{i}" for i in range(1, 8)))
+    assert names(seven, shown=2) == "n1 pid 1, n2 pid 2 and 5 more"
+    assert names(seven).endswith("n5 pid 5 and 2 more")
+    assert names(seven[:5]).endswith("n5 pid 5")
+
+
+def test_a_run_that_nobody_opened() -> None:
+    state = State(run_id="demo")
+    assert describe(state) == "run 'demo' has not been opened: no node has joined"
+    assert goal_nodes(state) == 0
+
+
+def test_gathering_says_how_many_are_missing() -> None:
+    run = Drive(3, 4)
+    run.join("node1")
+    run.leave("node1")
+    assert describe(run.state) == ("0 of at least 3 nodes have joined round 1; waiting for 3 more")
+
+
+@pytest.mark.parametrize(
+    ("phase", "sentence"),
+    [
+        (Closed(1, "alice", "noon", "enough"), "run 'x' was closed at noon by alice: enough"),
+        (Closed(1, "alice", "", "enough"), "run 'x' was closed by alice: enough"),
+        (Closed(1, "n1", "noon", "all", True), "run 'x' finished at noon by n1: all"),
+    ],
+)
+def test_closed_says_who_when_and_why(phase: Closed, sentence: str) -> None:
+    assert closed_sentence("x", phase) == sentence
+    assert describe(State(run_id="x", phase=phase)) == sentence
+
+
+@pytest.mark.parametrize(("target", "goal"), [(None, 4), (3, 3), (9, 4)])
+def test_the_goal(target: int | None, goal: int) -> None:
+    assert goal_nodes(State(run_id="x", settings=a_settings(2, 4, target_nodes=target))) == goal
+
+
+def test_phase_names() -> None:
+    run = Drive(2, 3)
+    seen = [phase_name(run.state)]
+    for name in ("node1", "node2", "node3"):
+        run.join(name)
+        seen.append(phase_name(run.state))
+    run.close()
+    seen.append(phase_name(run.state))
+    assert seen == ["gathering", "gathering", "last call", "sealed", "closed"]
+
+
+def test_missing_are_those_whom_the_round_waits_for() -> None:
+    run = sealed("node1", "node2", "node3")
+    assert missing(run.state) == ()
+    run.rejoin("node1")
+    assert missing(run.state) == ("node2 pid 2", "node3 pid 3")
+
+
+def test_rows_give_every_live_node_its_place() -> None:
+    run = sealed("node1", "node2", "node3", most=4)
+    run.join("node4", "node5")
+    assert [(n.id, place, rank, up) for n, place, rank, up in rows(run.state)] == [
+        ("node1", "participant", 0, True),
+        ("node2", "participant", 1, True),
+        ("node3", "participant", 2, True),
+        ("node4", "waiting", None, True),
+        ("node5", "spare", None, True),
+    ]
+    run.finish("node2")
+    assert [row[1] for row in rows(run.state)][-1] == "finished"
+    run.lose("node1")
+    assert next(row[1] for row in rows(run.state)) == "candidate"

@@ -1,0 +1,109 @@
+"""Settings: torch's positional form, the lease, and what goes into the state."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rallypoint.errors import ParameterError
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
+from rallypoint.rendezvous.settings import RendezvousSettings
+
+
+def seconds(value: float) -> timedelta:
+    return timedelta(seconds=value)
+
+
+def test_defaults() -> None:
+    settings = RendezvousSettings("run", 1, 2)
+    assert settings.timeout == RendezvousTimeout()
+    assert settings.lease == seconds(15)
+    assert settings.keep_alive_interval == seconds(5)
+    assert settings.keep_alive_max_attempt == 3
+    assert settings.core() == Settings(1, 2, None, None, 30, 60, 0, 15, 1)
+
+
+def test_positional_form_of_torch() -> None:
+    timeout = RendezvousTimeout(join=9)
+    settings = RendezvousSettings("run", 1, 2, timeout, seconds(2), 4)
+    assert settings.timeout is timeout
+    assert settings.keep_alive_interval == seconds(2)
+    assert settings.keep_alive_max_attempt == 4
+    assert settings.lease == seconds(8)
+
+
+def test_the_heartbeat_timeout_is_the_lease() -> None:
+    settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(heartbeat=6))
+    assert settings.lease == seconds(6)
+    assert settings.keep_alive_interval == seconds(2)
+
+
+def test_lease_wins_over_heartbeat_and_must_agree_with_keep_alive() -> None:
+    assert RendezvousSettings("run", 1, 2, lease=3).lease == seconds(3)
+    assert RendezvousSettings("run", 1, 2, None, 1, 3, lease=3).lease == seconds(3)
+    with pytest.raises(ParameterError, match="lease=4 s"):
+        RendezvousSettings("run", 1, 2, None, 1, 3, lease=4)
+
+
+def test_the_grace_is_never_longer_than_the_lease() -> None:
+    settings = RendezvousSettings("run", 1, 2, lease=3, disconnect_grace=10)
+    assert settings.disconnect_grace == seconds(3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"run_id": ""}, "run_id"),
+        ({"run_id": None}, "run_id"),
+        ({"min_nodes": 0}, "min_nodes"),
+        ({"max_nodes": 1, "min_nodes": 2}, "max_nodes"),
+        ({"target_nodes": 9}, "target_nodes"),
+        ({"target_nodes": 1, "min_nodes": 2}, "target_nodes"),
+        ({"max_restarts": -1}, "max_restarts"),
+        ({"lease": 0}, "lease"),
+        ({"keep_alive_interval": -1}, "keep_alive_interval"),
+        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt"),
+        ({"disconnect_grace": -1}, "disconnect_grace"),
+        ({"replacement_wait": float("nan")}, "replacement_wait"),
+        ({"rejoin_timeout": 0}, "rejoin_timeout"),
+    ],
+)
+def test_refuses_by_name(arguments: dict[str, Any], name: str) -> None:
+    given = {"run_id": "run", "min_nodes": 1, "max_nodes": 4, **arguments}
+    with pytest.raises(ParameterError, match=f"^{name}="):
+        RendezvousSettings(**given)
+
+
+def test_from_params() -> None:
+    params = RendezvousParameters(
+        "core",
+        "h:1",
+        "run",
+        2,
+        5,
+        join=7,
+        last_call_timeout=8,
+        lease="3",
+        target_nodes="4",
+        max_restarts=2,
+        disconnect_grace="0.5",
+        replacement_wait="0",
+        rejoin_timeout=9,
+    )
+    settings = RendezvousSettings.from_params(params)
+    assert settings.timeout.join == seconds(7)
+    assert settings.core() == Settings(2, 5, 4, 2, 8, 9, 0, 3, 0.5)
+
+
+def test_from_params_with_keep_alive() -> None:
+    params = RendezvousParameters("core", "h:1", "run", 2, 5, keep_alive_interval="0.5")
+    settings = RendezvousSettings.from_params(params)
+    assert settings.lease == seconds(1.5)
+
+
+def test_equal_and_frozen() -> None:
+    settings = RendezvousSettings("run", 1, 2)
+    assert settings == RendezvousSettings("run", 1, 2)
+    with pytest.raises(AttributeError):
+        settings.run_id = "other"  # type: ignore[misc]

@@ -1,0 +1,525 @@
+"""The shared coordinator: step by step under a manual clock, and with real threads."""
+
+import logging
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.backends.store import StoreRendezvousBackend
+from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.core.state import Failure, Node
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
+from rallypoint.rendezvous.registry import create_handler
+from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.shared import SharedCoordinator
+from rallypoint.store.memory import MemoryStore
+from rallypoint.testing.clock import ManualClock
+
+
+def settings(least: int = 2, most: int = 4, **more: Any) -> RendezvousSettings:
+    timeout = RendezvousTimeout(join=20, last_call=more.pop("last_call", 2), close=5)
+    return RendezvousSettings("run", least, most, timeout, **{"lease": 9, **more})
+
+
+class Cluster:
+    """Nodes in one thread, over one backend, each with a clock of its own."""
+
+    def __init__(self, least: int = 2, most: int = 4, **more: Any) -> None:
+        self.store = MemoryStore()
+        self.settings = settings(least, most, **more)
+        self.clocks: dict[str, ManualClock] = {}
+        self.nodes: dict[str, SharedCoordinator] = {}
+
+    def add(self, *names: str, why: str = "") -> None:
+        for name in names:
+            if name not in self.nodes:
+                # No two clocks agree, and nothing depends on it (B2).
+                self.clocks[name] = ManualClock(1e6 * len(self.clocks))
+                backend = StoreRendezvousBackend(self.store, "run")
+                self.nodes[name] = SharedCoordinator(
+                    backend, self.store, self.settings, clock=self.clocks[name], threaded=False
+                )
+            node = Node(id=name, address=f"host{name}", port=1, pid=1)
+            core = self.settings.core()
+            self.nodes[name].ask_to_join(node, core, Deadline(5), why, False)
+
+    def run(self, seconds: float, *stopped: str, step: float = 0.5) -> None:
+        """Let time pass for all; all but the stopped ones do their steps."""
+        for _ in range(round(seconds / step)):
+            for name, node in self.nodes.items():
+                self.clocks[name].advance(step)
+                if name not in stopped:
+                    node.step()
+
+    def seats(self, *names: str) -> list[tuple[int, int, int] | None]:
+        """Return (round, rank, size) of each."""
+        found = [self.nodes[name].outcome() for name in names]
+        return [None if a is None else (a.round, a.rank, a.size) for a in found]
+
+    def view(self, name: str) -> View:
+        return self.nodes[name].view()
+
+
+def test_a_round_forms_after_the_last_call() -> None:
+    cluster = Cluster(last_call=2)
+    cluster.add("a", "b")
+    cluster.run(1.5)
+    assert cluster.seats("a", "b") == [None, None]
+    cluster.run(1)
+    assert cluster.seats("a", "b") == [(1, 0, 2), (1, 1, 2)]
+    members = cluster.nodes["b"].participants(Deadline(1))
+    assert [node.id for node in members] == ["a", "b"]
+
+
+def test_a_full_round_forms_at_once() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.nodes["a"].step()
+    assert cluster.seats("a", "b") == [(1, 0, 2), (1, 1, 2)]
+
+
+@pytest.mark.cases("B1", "B2")
+def test_a_silent_node_is_lost_and_the_others_go_on() -> None:
+    cluster = Cluster(2, 3)
+    cluster.add("a", "b", "c")
+    cluster.run(30)
+    assert cluster.view("a").opened is None  # nobody is lost wrongly
+    cluster.run(8, "b")
+    assert cluster.view("a").opened is None
+    cluster.run(4.5, "b")
+    for name in ("a", "c"):
+        opened = cluster.view(name).opened
+        assert opened is not None
+        assert opened.lost == ("hostb pid 1",)
+        assert "lease lapsed" in opened.why
+    cluster.add("a", "c")
+    cluster.run(0.5, "b")
+    assert cluster.seats("a", "c") == [(2, 0, 2), (2, 1, 2)]
+    fenced = cluster.nodes["b"]
+    fenced.step()  # L2: the first thing it hears
+    assert fenced.view().fenced is not None
+    with pytest.raises(RendezvousStateError, match="lease lapsed"):
+        cluster.add("b")
+
+
+@pytest.mark.cases("B5")
+def test_an_outage_of_the_observer_is_nobodys_death() -> None:
+    cluster = Cluster(2, 3)
+    cluster.add("a", "b", "c")
+    cluster.run(5)
+    cluster.run(40, "a", "b", "c")
+    cluster.run(5)
+    assert [cluster.view(name).opened for name in "abc"] == [None] * 3
+    assert [cluster.view(name).fenced for name in "abc"] == [None] * 3
+
+
+def test_a_newcomer_waits_and_comes_in() -> None:
+    cluster = Cluster(2, 4)
+    cluster.add("a", "b")
+    cluster.run(3)
+    cluster.add("c")
+    cluster.run(0.5)
+    assert cluster.view("c").parked is not None
+    assert [cluster.view(name).waiting for name in "ab"] == [1, 1]
+    cluster.add("a", why="nodes wait")
+    cluster.run(0.5)
+    opened = cluster.view("b").opened
+    assert opened is not None
+    assert "nodes wait" in opened.why
+    cluster.add("b")
+    cluster.run(0.5)
+    assert cluster.seats("a", "b", "c") == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
+
+
+def test_leaving_opens_a_round_without_the_leaver() -> None:
+    cluster = Cluster(1, 3)
+    cluster.add("a", "b", "c")
+    cluster.run(0.5)
+    cluster.nodes["b"].leave("work elsewhere", Deadline(5))
+    cluster.run(0.5)
+    opened = cluster.view("a").opened
+    assert opened is not None
+    assert "left: work elsewhere" in opened.why
+    assert cluster.view("b") == View()
+    assert cluster.view("c").closed is None  # L3
+
+
+def test_a_failure_opens_a_round() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.run(0.5)
+    cluster.nodes["a"].fail(Failure("hosta", 0, 0, 3), Deadline(5))
+    cluster.run(0.5)
+    for name in "ab":
+        opened = cluster.view(name).opened
+        assert opened is not None
+        assert "exit code 3" in opened.why
+
+
+@pytest.mark.cases("C7")
+def test_finishing() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.run(0.5)
+    cluster.add("spare")
+    cluster.nodes["a"].finish(Deadline(5))
+    cluster.run(0.5)
+    assert cluster.view("b").closed is None
+    cluster.nodes["b"].finish(Deadline(5))
+    cluster.run(0.5)
+    closed = cluster.view("a").closed
+    assert closed is not None
+    assert closed.finished
+    with pytest.raises(RendezvousGracefulExitError):
+        cluster.nodes["spare"].outcome()
+    with pytest.raises(RendezvousClosedError, match="finished"):
+        cluster.add("late")
+
+
+def test_closing() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.run(0.5)
+    cluster.nodes["a"].close("no money left", Deadline(5))
+    cluster.run(0.5)
+    for name in "ab":
+        with pytest.raises(RendezvousClosedError, match="no money left"):
+            cluster.nodes[name].outcome()
+    with pytest.raises(RendezvousClosedError, match="hosta"):
+        cluster.add("late")
+    late = cluster.nodes["late"]
+    node = Node(id="late", address="h", port=1)
+    late.ask_to_join(node, cluster.settings.core(), Deadline(5), "", True)
+    assert late.report(Deadline(5)).incarnation == 2
+    assert late.view().closed is None
+
+
+def test_closing_by_who_never_joined_is_seen_by_it() -> None:
+    coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
+    coordinator.close("not today", Deadline(5))
+    closed = coordinator.view().closed
+    assert closed is not None
+    assert closed.why == "not today"
+
+
+def test_other_bounds_are_refused() -> None:
+    cluster = Cluster(2, 4)
+    cluster.add("a")
+    cluster.settings = settings(2, 5)
+    with pytest.raises(RendezvousStateError, match="max_nodes=5"):
+        cluster.add("b")
+
+
+def test_a_resting_node_writes_only_its_beats() -> None:
+    cluster = Cluster(1, 1)
+    cluster.add("a")
+    cluster.run(0.5)
+    before = StoreRendezvousBackend(cluster.store, "run").get_state()
+    cluster.run(2)
+    assert StoreRendezvousBackend(cluster.store, "run").get_state() == before
+    cluster.run(30)
+    after = StoreRendezvousBackend(cluster.store, "run").get_state()
+    assert before is not None
+    assert after is not None
+    writes = int(str(after[1]).split()[1][:-1]) - int(str(before[1]).split()[1][:-1])
+    assert 9 <= writes <= 11
+
+
+def test_a_round_that_was_missed_is_made_up_for() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")  # sealed; "a" has not looked since it asked
+    cluster.nodes["b"].leave("", Deadline(5))
+    cluster.nodes["a"].step()
+    assert cluster.view("a").opened is not None
+    assert cluster.seats("a") == [None]
+    cluster.add("a", "b")
+    cluster.nodes["a"].step()
+    assert cluster.seats("a", "b") == [(2, 0, 2), (2, 1, 2)]
+
+
+def test_report() -> None:
+    cluster = Cluster(2, 4)
+    cluster.add("a")
+    report = cluster.nodes["a"].report(Deadline(5))
+    assert (report.run_id, report.phase, report.round) == ("run", "gathering", 1)
+    assert "1 of at least 2 nodes" in report.reason
+    assert [(m.node.id, m.place) for m in report.members] == [("a", "candidate")]
+    assert "backend core" in report.server
+
+
+def test_requests_need_a_seat() -> None:
+    coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
+    with pytest.raises(RendezvousStateError, match="in no round"):
+        coordinator.finish(Deadline(1))
+    coordinator.leave("", Deadline(1))
+    coordinator.heartbeat()
+    assert coordinator.shutdown(Deadline(1))
+
+
+# -- with threads ---------------------------------------------------------------------------
+
+
+class Handlers:
+    """Handlers over one store, each used from a thread of its own."""
+
+    def __init__(self, store: MemoryStore, **more: Any) -> None:
+        self.store, self.more = store, more
+        self.all: list[DynamicRendezvousHandler] = []
+
+    def make(self, least: int = 2, most: int = 5) -> DynamicRendezvousHandler:
+        held = settings(least, most, **{"lease": 0.9, "last_call": 0.3, **self.more})
+        backend = StoreRendezvousBackend(self.store, "run")
+        coordinator = SharedCoordinator(backend, self.store, held)
+        handler = DynamicRendezvousHandler(coordinator, held, local_addr="127.0.0.1")
+        self.all.append(handler)
+        return handler
+
+
+@pytest.fixture
+def handlers() -> Iterator[Handlers]:
+    made = Handlers(MemoryStore())
+    yield made
+    for handler in made.all:
+        handler.shutdown()
+
+
+@contextmanager
+def joining(*handlers: DynamicRendezvousHandler) -> Iterator[Callable[[], list[Assignment]]]:
+    """Let all join at once; the function given waits for them and returns their seats."""
+    seats: dict[int, Assignment] = {}
+
+    def join(index: int, handler: DynamicRendezvousHandler) -> None:
+        seat = handler.next_rendezvous().assignment
+        assert seat is not None
+        seats[index] = seat
+
+    threads = [threading.Thread(target=join, args=pair) for pair in enumerate(handlers)]
+    for thread in threads:
+        thread.start()
+
+    def wait() -> list[Assignment]:
+        for thread in threads:
+            thread.join(20)
+        return [seats[index] for index in range(len(handlers))]
+
+    yield wait
+    for thread in threads:
+        thread.join(20)
+
+
+def stop_silently(handler: DynamicRendezvousHandler) -> None:
+    coordinator = handler._coordinator
+    assert isinstance(coordinator, SharedCoordinator)
+    coordinator._host.halt()
+
+
+def test_the_main_job(handlers: Handlers) -> None:
+    nodes = [handlers.make() for _ in range(4)]
+    with joining(*nodes) as wait:
+        seats = wait()
+    assert sorted(seat.rank for seat in seats) == [0, 1, 2, 3]
+    assert {seat.round for seat in seats} == {1}
+    assert len({(seat.master_addr, seat.master_port) for seat in seats}) == 1
+    dead, *rest = nodes
+    woken = threading.Event()
+    rest[0].on_change(woken.set)
+    stop_silently(dead)
+    assert woken.wait(5)
+    for node in rest:
+        view = node.view()
+        while view.opened is None:
+            before = view
+            view = node.wait_for_change(5, view)
+            assert view != before
+        assert len(view.opened.lost) == 1
+        assert node.num_nodes_waiting() >= 1
+    with joining(*rest) as wait:
+        seats = wait()
+    assert [(seat.round, seat.size) for seat in seats] == [(2, 3)] * 3
+    newcomer = handlers.make()
+    with joining(newcomer) as wait_for_newcomer:
+        view = rest[0].view()
+        while not view.waiting:
+            view = rest[0].wait_for_change(5, view)
+        with joining(*rest) as wait:
+            seats = wait()
+        seats += wait_for_newcomer()
+    assert sorted(seat.rank for seat in seats) == [0, 1, 2, 3]
+    assert {(seat.round, seat.size) for seat in seats} == {(3, 4)}
+    info = rest[0].next_rendezvous  # the silent one comes back as a newcomer
+    assert callable(info)
+    for node in [*rest, newcomer]:
+        node.finish()
+    view = newcomer.view()
+    while view.closed is None:
+        view = newcomer.wait_for_change(5, view)
+    assert view.closed.finished
+
+
+def test_join_times_out_with_what_is_missing(handlers: Handlers) -> None:
+    handlers.more["last_call"] = 1
+    held = RendezvousSettings("run", 2, 4, RendezvousTimeout(join=0.3))
+    coordinator = SharedCoordinator(
+        StoreRendezvousBackend(handlers.store, "run"), handlers.store, held
+    )
+    handler = DynamicRendezvousHandler(coordinator, held, local_addr="127.0.0.1")
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        handler.next_rendezvous()
+    for part in ("'run'", "0.3 s", "join_timeout", "1 of at least 2", "backend core"):
+        assert part in str(caught.value)
+    assert coordinator.report(Deadline(5)).members == ()  # it has withdrawn
+    handler.shutdown()
+
+
+class Unreachable(MemoryRendezvousBackend):
+    """A backend that is away while told so, or broken."""
+
+    error: Exception | None = None
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        if self.error is not None:
+            raise self.error
+        return super().get_state()
+
+    def wait_for_change(self, token: Any, timeout: float) -> bool:
+        return super().wait_for_change(token, min(timeout, 0.05))
+
+
+def wait_for(coordinator: SharedCoordinator, condition: Callable[[View], bool]) -> View:
+    done = threading.Event()
+    end = coordinator.watch(lambda view: done.set() if condition(view) else None)
+    if not condition(coordinator.view()):
+        assert done.wait(10)
+    end()
+    return coordinator.view()
+
+
+def join_alone(backend: RendezvousBackend) -> SharedCoordinator:
+    held = settings(1, 1, lease=0.6)
+    coordinator = SharedCoordinator(backend, MemoryStore(), held)
+    node = Node(id="a", address="h", port=1)
+    assert coordinator.join(node, held.core(), Deadline(5), "", False).rank == 0
+    return coordinator
+
+
+def test_a_backend_out_of_reach_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Unreachable()
+    coordinator = join_alone(backend)
+    with caplog.at_level(logging.WARNING):
+        backend.error = RendezvousConnectionError("nobody answers at h:1")
+        assert not wait_for(coordinator, lambda view: not view.connected).connected
+        with pytest.raises(RendezvousConnectionError, match="out of reach for") as caught:
+            coordinator.report(Deadline(0.2))
+    assert "backend memory" in str(caught.value)
+    assert "nobody answers at h:1" in str(caught.value)
+    assert len([r for r in caplog.records if "out of reach" in r.message]) == 1
+    backend.error = None
+    view = wait_for(coordinator, lambda view: view.connected)
+    assert view.assignment is not None
+    assert view.fenced is None
+    assert coordinator.shutdown(Deadline(5))
+
+
+def test_a_failed_thread_is_told_to_the_next_caller() -> None:
+    backend = Unreachable()
+    coordinator = join_alone(backend)
+    backend.error = ZeroDivisionError("a bug")
+    assert wait_for(coordinator, lambda view: view.error is not None).error is backend.error
+    with pytest.raises(RendezvousStateError, match="a bug"):
+        coordinator.report(Deadline(1))
+    assert not coordinator.shutdown(Deadline(1))
+
+
+def test_shutdown_at_an_outage_says_so() -> None:
+    backend = Unreachable()
+    coordinator = join_alone(backend)
+    backend.error = RendezvousConnectionError("away")
+    assert not coordinator.shutdown(Deadline(0.3))
+
+
+# -- between processes ----------------------------------------------------------------------
+
+
+def agent(path: str, pipe: Connection) -> None:
+    params = RendezvousParameters(
+        "file", path, "run", 2, 3, "127.0.0.1", lease=1.5, last_call=0.5, join=30, close=5
+    )
+    handler = create_handler(params)
+    assert isinstance(handler, DynamicRendezvousHandler)
+    while True:
+        info = handler.next_rendezvous()
+        info.store.set(f"rank{info.rank}", b"here")
+        keys = [f"rank{rank}" for rank in range(info.world_size)]
+        info.store.wait(keys, 10)
+        pipe.send((handler.round, info.rank, info.world_size, len(info.participants)))
+        if info.world_size == 2:
+            break
+        view = handler.view()
+        while not handler.num_nodes_waiting():
+            view = handler.wait_for_change(30, view)
+    handler.finish()
+    handler.shutdown()
+    pipe.send("done")
+
+
+@pytest.mark.integration
+@pytest.mark.cases("B1")
+def test_processes_over_a_file_survive_a_killed_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    path = str(tmp_path / "job")
+    agents, pipes = [], []
+    for _ in range(3):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=agent, args=(path, theirs))
+        process.start()
+        agents.append(process)
+        pipes.append(mine)
+
+    def hear(pipe: Connection) -> Any:
+        assert pipe.poll(40)
+        return pipe.recv()
+
+    try:
+        first = [hear(pipe) for pipe in pipes]
+        assert sorted(first) == [(1, rank, 3, 3) for rank in range(3)]
+        agents[1].kill()
+        rest = [pipes[0], pipes[2]]
+        assert sorted(hear(pipe) for pipe in rest) == [(2, 0, 2, 2), (2, 1, 2, 2)]
+        assert [hear(pipe) for pipe in rest] == ["done", "done"]
+        for process in (agents[0], agents[2]):
+            process.join(20)
+            assert process.exitcode == 0
+    finally:
+        for process in agents:
+            process.kill()
+            process.join(10)
+
+
+def test_the_file_backend_by_name(tmp_path: Path) -> None:
+    for endpoint, config in ((f"file://{tmp_path}/a", {}), ("", {"store_path": f"{tmp_path}/b"})):
+        handler = create_handler(
+            RendezvousParameters("file", endpoint, "run", 1, 1, "127.0.0.1", config=config)
+        )
+        assert handler.get_backend() == "file"
+        assert handler.next_rendezvous().rank == 0
+        assert handler.shutdown()
+    assert FileRendezvousBackend(tmp_path / "a", "run").get_state() is not None

@@ -1,0 +1,176 @@
+"""What a node sees in a state is what the core's messages would have told it."""
+
+import pytest
+
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.advance import advance
+from rallypoint.rendezvous.core.events import (
+    Cause,
+    Close,
+    Event,
+    Finish,
+    Join,
+    LastCallOver,
+    Leave,
+    Lost,
+    Parked,
+    RoundOpened,
+    RunClosed,
+    assignment,
+)
+from rallypoint.rendezvous.core.state import Node, Sealed, Settings, State
+from rallypoint.rendezvous.told import run_closed, seat_of, view_of
+
+SETTINGS = Settings(min_nodes=1, max_nodes=3)
+
+
+def join(name: str, **more: int | bool) -> Join:
+    node = Node(id=name, address=f"10.0.0.{ord(name) - 96}", port=1)
+    return Join(node, SETTINGS, **more)  # type: ignore[arg-type]
+
+
+class Watched:
+    """A run, and the view of one node that looks after each step (or misses some)."""
+
+    def __init__(self, me: str) -> None:
+        self.me = me
+        self.state = State(run_id="run")
+        self.before: State | None = None
+        self.view = View()
+        self.told: list[object] = []
+
+    def do(self, *events: Event, look: bool = True) -> View:
+        step = advance(self.state, *events)
+        self.state = step.state
+        self.told += [send.message for send in step.messages if self.me in send.to]
+        if look:
+            self.view = view_of(self.view, self.state, self.me, self.before)
+            self.before = self.state
+        return self.view
+
+    def seal(self, *names: str) -> View:
+        self.do(*(join(name) for name in names))
+        if not isinstance(self.state.phase, Sealed):
+            self.do(LastCallOver(1, 1, self.state.calls))
+        return self.view
+
+
+def test_a_candidate_is_in_no_round() -> None:
+    run = Watched("a")
+    assert run.do(join("a")) == View()
+
+
+def test_sealed() -> None:
+    run = Watched("b")
+    view = run.seal("a", "b")
+    phase = run.state.phase
+    assert isinstance(phase, Sealed)
+    assert view == View(assignment=assignment(phase.record, 1))
+    assert seat_of(run.state, "b") == view.assignment
+    assert seat_of(run.state, "x") is None
+
+
+def test_waiting_nodes_are_counted() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    assert run.do(join("c")).waiting == 1
+    assert run.do(join("d")).waiting == 1  # a spare
+    assert run.do(Leave("c")).waiting == 0
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_loss_opens_the_round_and_says_who(skip: bool) -> None:
+    run = Watched("a")
+    seat = run.seal("a", "b", "c").assignment
+    label = run.state.participants["b"].node.label
+    run.do(Lost("b", Cause.LEASE), look=not skip)
+    view = run.do(join("c", incarnation=1, after=1))
+    (opened,) = [each for each in run.told if isinstance(each, RoundOpened)]
+    assert view.opened == opened
+    assert opened.lost == (label,)
+    assert "its lease lapsed" in opened.why
+    assert view.assignment == seat
+    assert view.waiting == 1
+    again = run.do(join("a", incarnation=1, after=1))
+    assert again.opened is None
+    assert again.assignment is not None
+    assert (again.assignment.round, again.assignment.size) == (2, 2)
+
+
+def test_newcomers_are_parked() -> None:
+    run = Watched("c")
+    run.do(join("a"), join("b"), look=False)
+    run.do(LastCallOver(1, 1, 1), look=False)
+    run.do(join("c"))
+    assert run.view.parked is not None
+    assert not run.view.parked.spare
+    assert run.view.waiting == 0
+    spare = Watched("d")
+    spare.do(join("a"), join("b"), join("c"), look=False)
+    spare.do(join("d"))
+    assert spare.view.parked is not None
+    assert spare.view.parked.spare
+    told = [each for each in spare.told if isinstance(each, Parked)]
+    assert [(each.round, each.spare) for each in told] == [(1, True)]
+    assert spare.do(Lost("a", Cause.LEASE)).parked is None  # a candidate now (S1)
+
+
+def test_fenced() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    view = run.do(Lost("a", Cause.LEASE))
+    assert view.fenced is not None
+    assert "its lease lapsed" in view.fenced.why
+    assert view.assignment is not None  # what it works in, until it has stopped
+
+
+def test_no_member_any_more() -> None:
+    view = view_of(View(), State(run_id="run"), "a")
+    assert view.fenced is not None
+    assert "not a member" in view.fenced.why
+
+
+def test_closed() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    view = run.do(Close("b", "enough", "noon"))
+    assert view.closed == next(each for each in run.told if isinstance(each, RunClosed))
+    assert view.closed == run_closed(run.state)
+    assert view.closed.why == "enough"
+
+
+def test_finished() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    view = run.do(Finish("a", 1, 1))
+    assert view.closed is None
+    assert view.assignment is not None
+    view = run.do(Finish("b", 1, 1))
+    assert view.closed is not None
+    assert view.closed.finished
+
+
+def test_who_has_finished_is_not_called_into_the_next_round() -> None:
+    run = Watched("a")
+    run.seal("a", "b", "c")
+    run.do(Finish("a", 1, 1))
+    view = run.do(Lost("b", Cause.LEASE))
+    assert (view.opened, view.waiting, view.fenced) == (None, 0, None)
+
+
+def test_a_missed_end_is_still_an_end() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    run.do(Close("b", "enough"), look=False)
+    view = run.do(join("z", new_incarnation=True))
+    assert view.closed is not None
+    assert view.closed.incarnation == 1
+    assert "incarnation 2" in view.closed.why
+    assert view.fenced is None
+    assert run.do(join("y")).closed == view.closed
+
+
+def test_connected_again() -> None:
+    run = Watched("a")
+    run.view = View(connected=False)
+    assert run.do(join("a")).connected

@@ -1,0 +1,167 @@
+"""The keys of a store: each plain request, the books, limits, pipelines, snapshots."""
+
+from typing import Any
+
+import pytest
+
+from rallypoint.errors import StoreLimitError, StoreValueError
+from rallypoint.store import protocol as p
+from rallypoint.store.table import ENTRY_BYTES, INT_MAX, INT_MIN, Table
+
+
+@pytest.fixture
+def table() -> Table:
+    table = Table()
+    for request in (p.Set("v", b"1"), p.QueuePush("q", b"x"), p.QueuePush("q", b"y")):
+        do(table, request)
+    return table
+
+
+def do(table: Table, request: Any) -> Any:
+    return table._methods[type(request)](request, None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "result", "v"),
+    [
+        (p.Set("v", b"2"), None, b"2"),
+        (p.Peek("v"), b"1", b"1"),
+        (p.Peek("none"), None, b"1"),
+        (p.Add("v", -2), -1, b"-1"),
+        (p.Add("none", 0), 0, b"1"),
+        (p.CompareSet("v", b"1", b"2"), b"2", b"2"),
+        (p.CompareSet("v", b"", b"2"), b"1", b"1"),
+        (p.CompareSet("none", b"x", b"2"), None, b"1"),
+        (p.CompareSet("none", b"", b"2"), b"2", b"1"),
+        (p.CompareSwap("v", b"1", b"2"), (True, b"2"), b"2"),
+        (p.CompareSwap("v", None, b"2"), (False, b"1"), b"1"),
+        (p.CompareSwap("none", b"", b"2"), (False, None), b"1"),
+        (p.Check(["v", "q"]), True, b"1"),
+        (p.Check(["v", "none"]), False, b"1"),
+        (p.Delete("v"), True, None),
+        (p.Delete("none"), False, b"1"),
+        (p.NumKeys(""), 2, b"1"),
+        (p.NumKeys("v"), 1, b"1"),
+        (p.List(""), ["q", "v"], b"1"),
+        (p.List("q"), ["q"], b"1"),
+        (p.MultiSet([("v", b"2"), ("w", b""), ("v", b"3")]), None, b"3"),
+        (p.MultiSet([]), None, b"1"),
+        (p.Append("v", b"2"), None, b"12"),
+        (p.QueueLen("q"), 2, b"1"),
+        (p.QueueLen("none"), 0, b"1"),
+    ],
+)
+def test_plain_requests(table: Table, request_: Any, result: Any, v: bytes | None) -> None:
+    assert do(table, request_) == result
+    assert do(table, p.Peek("v")) == v
+    assert table.stored_bytes == Table.restore(table.snapshot()).stored_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(b"+5", 5), (b"-5", -5), (b"007", 7), (b"%d" % (INT_MAX - 1), INT_MAX - 1)],
+)
+def test_add_reads_decimal_text(table: Table, text: bytes, number: int) -> None:
+    do(table, p.Set("v", text))
+    assert do(table, p.Add("v", 1)) == number + 1
+
+
+@pytest.mark.parametrize("text", [b"", b"-", b"+-1", b"x", b" 1", b"1_0", b"\xd9\xa1", b"9" * 99])
+def test_add_refuses_other_text(table: Table, text: bytes) -> None:
+    do(table, p.Set("v", text))
+    with pytest.raises(StoreValueError, match="'v' holds b'"):
+        do(table, p.Add("v", 1))
+
+
+@pytest.mark.parametrize(("start", "amount"), [(INT_MAX, 1), (INT_MIN, -1)])
+def test_add_stays_within_64_bits(table: Table, start: int, amount: int) -> None:
+    do(table, p.Set("v", b"%d" % start))
+    with pytest.raises(StoreValueError, match="beyond 64 bits"):
+        do(table, p.Add("v", amount))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        p.Set("q", b""),
+        p.Peek("q"),
+        p.Add("q", 1),
+        p.CompareSet("q", b"", b""),
+        p.CompareSwap("q", None, b""),
+        p.Append("q", b""),
+        p.MultiSet([("new", b""), ("q", b"")]),
+        p.QueuePush("v", b""),
+        p.QueueLen("v"),
+    ],
+)
+def test_the_other_kind_is_refused(table: Table, request_: Any) -> None:
+    before = table.snapshot()
+    with pytest.raises(StoreValueError, match=r"'q' holds a queue of 2|'v' holds a value"):
+        do(table, request_)
+    assert table.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        p.Set("new", b"x" * 100),
+        p.Append("v", b"x" * 200),
+        p.QueuePush("q", b"x" * 100),
+        p.QueuePush("r", b"x" * 100),
+        p.MultiSet([("v", b""), ("new", b"x" * 100)]),
+        p.Set("k" * 5000, b""),
+        p.Set("\u20ac" * 1400, b""),
+        p.QueuePush("k" * 5000, b""),
+        p.MultiSet([("k" * 5000, b"")]),
+    ],
+)
+def test_limits(table: Table, request_: Any) -> None:
+    table._limit_bytes = table.stored_bytes + 100
+    before = table.snapshot(), table.stored_bytes
+    with pytest.raises(StoreLimitError, match=r"limit_bytes|KEY_LIMIT"):
+        do(table, request_)
+    assert (table.snapshot(), table.stored_bytes) == before
+
+
+def test_a_full_store_still_shrinks(table: Table) -> None:
+    do(table, p.Set("v", b"x" * 50))
+    table._limit_bytes = 0
+    do(table, p.Set("v", b"y" * 49))
+    do(table, p.Delete("v"))
+    do(table, p.Delete("q"))
+    assert table.stored_bytes == 0
+
+
+def test_stored_bytes_counts_keys_values_and_entries() -> None:
+    table = Table()
+    do(table, p.Set("key", b"value"))
+    assert table.stored_bytes == 3 + 5 + ENTRY_BYTES
+    do(table, p.QueuePush("q", b"12"))
+    assert table.stored_bytes == 3 + 5 + ENTRY_BYTES + 1 + 2 + 2 * ENTRY_BYTES
+
+
+def test_a_failing_pipeline_leaves_no_trace(table: Table) -> None:
+    do(table, p.Set("gone", b""))
+    do(table, p.Delete("gone"))
+    before = table.snapshot(), table.stored_bytes, table.changes
+    calls: list[p.PlainRequest] = [
+        p.Peek("v"), p.Set("v", b"long value"), p.QueuePush("q", b"z"), p.Delete("q"),
+        p.QueuePush("q", b"other"), p.Set("gone", b"back"), p.Delete("v"), p.Set("new", b""),
+        p.MultiSet([("m", b""), ("v", b"")]), p.QueuePush("r", b""), p.Add("new", 1),
+    ]  # fmt: skip
+    with pytest.raises(StoreValueError, match=r"call 11 of 11 .*none took effect.*'new'"):
+        do(table, p.Pipeline(calls))
+    assert (table.snapshot(), table.stored_bytes, table.changes) == before
+    assert do(table, p.Pipeline(calls[:-1]))[0] == b"1"
+
+
+def test_snapshot_and_restore() -> None:
+    table = Table()
+    for request in (p.Set("a", b"1"), p.QueuePush("q", b"2"), p.Set("b", b""), p.Delete("b")):
+        do(table, request)
+    again = Table.restore(table.snapshot(), limit_bytes=5000)
+    assert again.snapshot() == table.snapshot()
+    assert (again.changes, again.stored_bytes) == (4, table.stored_bytes)
+    assert again._limit_bytes == 5000
+    do(again, p.QueuePush("q", b"3"))
+    assert do(table, p.QueueLen("q")) == 1

@@ -1,0 +1,255 @@
+"""A tiny language for stories about one run, and their full transcript.
+
+A script has one event on each line; `#` begins a comment, `&` joins events into one batch:
+
+    run min=2 max=4 last_call=30        settings of the run; must come first
+    join node7 slot=pod-1 rank=0        also: rack, workers, role, host, min, max, why, new=yes
+    rejoin node7 why="nodes wait"       a join that knows the round it took part in last
+    leave node7 why=SIGTERM             finish node7       fail node7 code=3
+    lost node66 lease                   also: connection, died; beats=N as the host had seen
+    cut node7                           back node7         beat node7
+    timer last-call                     also: rejoin, replacement; those that run now, unless
+                                        round=N, call=N or incarnation=N are given
+    close by=alice why="wrong data"
+
+`round=` and `incarnation=` of any event stand for a node (or host) that knows another one.
+"""
+
+import shlex
+from collections.abc import Callable
+
+from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
+from rallypoint.rendezvous.core.events import (
+    Beat,
+    Cause,
+    Close,
+    Disconnected,
+    Event,
+    Fail,
+    Finish,
+    Join,
+    LastCallOver,
+    Leave,
+    Lost,
+    Message,
+    Parked,
+    Reconnected,
+    Refused,
+    RejoinOver,
+    ReplacementWaitOver,
+    RoundOpened,
+    RoundSealed,
+    RunClosed,
+    Timer,
+    WaitingChanged,
+)
+from rallypoint.rendezvous.core.explain import phase_name
+from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.state import (
+    PLACES,
+    Failure,
+    LastCall,
+    Sealed,
+    Settings,
+    State,
+    round_number,
+)
+from tests.rendezvous.core.builders import a_node
+
+Options = dict[str, str]
+CAUSES = {"lease": Cause.LEASE, "connection": Cause.DISCONNECT, "died": Cause.DIED}
+SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "min": ("min_nodes", int),
+    "max": ("max_nodes", int),
+    "target": ("target_nodes", int),
+    "restarts": ("max_restarts", int),
+    "last_call": ("last_call_seconds", float),
+    "rejoin": ("rejoin_seconds", float),
+    "replacement": ("replacement_seconds", float),
+}
+NODE: dict[str, tuple[str, Callable[[str], object]]] = {
+    "slot": ("slot", str),
+    "rank": ("node_rank", int),
+    "rack": ("topology", str),
+    "workers": ("local_world_size", int),
+    "role": ("role", str),
+    "host": ("host", str),
+    "port": ("port", int),
+    "address": ("address", str),
+}
+
+
+class Interpreter:
+    """Plays one script, and writes down all that follows from each line."""
+
+    def __init__(self) -> None:
+        self.state = State(run_id="demo")
+        self.given: dict[str, object] = {"min_nodes": 1, "max_nodes": 1}
+        self.nodes: dict[str, dict[str, object]] = {}
+        self.lines: list[str] = []
+
+    def play(self, script: str) -> str:
+        """Return the transcript of a script."""
+        for number, line in enumerate(script.splitlines(), 1):
+            text = line.strip()
+            if text.startswith("#"):
+                self.lines.append(text)
+            elif text.startswith("run "):
+                self.lines.append(f"> {text}")
+                self.given |= _fields(_options(shlex.split(text)[1:]), SETTINGS)
+            elif text:
+                try:
+                    events = [self._event(*shlex.split(part)) for part in text.split(" & ")]
+                except (KeyError, ValueError, TypeError) as error:
+                    raise ValueError(f"line {number}, {text!r}: {error!r}") from error
+                self._step(text, events)
+            else:
+                self.lines.append("")
+        return "\n".join(self.lines).strip() + "\n"
+
+    def _step(self, text: str, events: list[Event]) -> None:
+        step = advance(self.state, *events)
+        broken = check_state(step.state) + check_step(self.state, step.state, step.messages)
+        self.lines += [f"> {text}", f"  {step.reason}"]
+        self.lines += [f"  to {', '.join(s.to)}: {tell(s.message)}" for s in step.messages]
+        if step.state == self.state:
+            self.lines.append("  = nothing changed")
+        else:
+            self.lines.append(f"  = {summary(step.state)}")
+            self.lines += [f"  {line}" for line in timers(step)]
+        self.lines += [f"  BROKEN: {sentence}" for sentence in broken]
+        self.state = step.state
+
+    # -- words to events ------------------------------------------------------------------
+
+    def _event(self, word: str, *rest: str) -> Event:
+        names, options = [w for w in rest if "=" not in w], _options(rest)
+        number = int(options.get("round", round_number(self.state.phase)))
+        incarnation = int(options.get("incarnation", self.state.incarnation))
+        why, at = options.get("why", ""), options.get("at", "")
+        match word, *names:
+            case "join", name:
+                return self._join(name, options, int(options.get("round", 0)))
+            case "rejoin", name:
+                before = 0 if isinstance(self.state.phase, Sealed) else 1
+                return self._join(name, options, int(options.get("round", number - before)))
+            case "leave", name:
+                return Leave(name, why)
+            case "finish", name:
+                return Finish(name, incarnation, number, at)
+            case "fail", name:
+                return Fail(name, incarnation, number, _failure(name, options, at))
+            case "lost", name, cause:
+                return Lost(name, CAUSES[cause], int(options.get("beats", 0)))
+            case "cut", name:
+                return Disconnected(name)
+            case "back", name:
+                return Reconnected(name)
+            case "beat", name:
+                return Beat(name)
+            case ["close"]:
+                return Close(options.get("by", "somebody"), why, at)
+            case "timer", name:
+                return self._timer(name, incarnation, number, options)
+        raise ValueError(f"unknown event {word!r} with {names}")
+
+    def _join(self, name: str, options: Options, after: int) -> Join:
+        known = self.nodes.setdefault(name, {})
+        known |= _fields(options, NODE)
+        settings = Settings(**(self.given | _fields(options, SETTINGS)))  # type: ignore[arg-type] # each is made by its own word
+        return Join(
+            node=a_node(name, **known),
+            settings=settings,
+            incarnation=int(options.get("incarnation", self.state.incarnation if after else 0)),
+            after=after,
+            why=options.get("why", ""),
+            new_incarnation=options.get("new") == "yes",
+        )
+
+    def _timer(self, name: str, incarnation: int, number: int, options: Options) -> Timer:
+        phase = self.state.phase
+        match name:
+            case "last-call":
+                call = phase.call if isinstance(phase, LastCall) else self.state.calls
+                return LastCallOver(incarnation, number, int(options.get("call", call)))
+            case "rejoin":
+                return RejoinOver(incarnation, number)
+            case "replacement":
+                return ReplacementWaitOver(incarnation, number)
+        raise ValueError(f"unknown timer {name!r}")
+
+
+def _options(words: tuple[str, ...] | list[str]) -> Options:
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _fields(
+    options: Options, known: dict[str, tuple[str, Callable[[str], object]]]
+) -> dict[str, object]:
+    return {
+        name: kind(options[word]) for word, (name, kind) in known.items() if word in options
+    }
+
+
+def _failure(name: str, options: Options, at: str) -> Failure:
+    signal = options.get("signal", "")
+    code = None if signal else int(options.get("code", 1))
+    return Failure(name, int(options.get("worker", 0)), 0, code, signal, at)
+
+
+# -- what follows, in words -------------------------------------------------------------------
+
+
+def tell(message: Message) -> str:
+    """Return a message as one line."""
+    match message:
+        case RoundSealed(record):
+            seats = " ".join(
+                f"{seat.rank}={seat.node.id}[{seat.worker_offset}:"
+                f"{seat.worker_offset + seat.node.local_world_size}]"
+                for seat in record.seats
+            )
+            where = f"{record.master_addr}:{record.master_port}"
+            return f"ROUND {record.number} SEALED {seats} of {record.world_size} meet at {where}"
+        case RoundOpened(_, number, why, lost):
+            gone = f" (gone: {', '.join(lost)})" if lost else ""
+            return f"ROUND {number} OPENED because {why}{gone}"
+        case Parked(_, _, spare, why):
+            return f"{'SPARE' if spare else 'WAIT'}: {why}"
+        case WaitingChanged(_, _, count):
+            return f"{count} WAIT"
+        case RunClosed(_, _, by, at, why, finished):
+            return f"{'FINISHED' if finished else 'CLOSED'}{_at(at)} by {by}: {why}"
+        case Refused(refusal, why):
+            return f"REFUSED ({refusal.value}): {why}"
+
+
+def _at(at: str) -> str:
+    return f" at {at}" if at else ""
+
+
+def summary(state: State) -> str:
+    """Return a state as one line: phase, places, and what is remembered."""
+    parts = [f"{phase_name(state)} {round_number(state.phase)}"]
+    for place in PLACES:
+        if members := getattr(state, place):
+            cut = ["" if m.connected else " (cut)" for m in members.values()]
+            nodes = [name + mark for name, mark in zip(members, cut, strict=True)]
+            parts.append(f"{place}: {' '.join(nodes)}")
+    if state.fenced:
+        parts.append(f"fenced: {' '.join(state.fenced)}")
+    if state.restarts:
+        parts.append(f"restarts: {state.restarts}")
+    if state.incarnation > 1:
+        parts.append(f"incarnation: {state.incarnation}")
+    return " | ".join(parts)
+
+
+def timers(step: Step) -> list[str]:
+    """Return the running timers, one line each."""
+    lines = []
+    for timer in step.timers:
+        seconds = timer_seconds(step.state, timer)
+        call = f", call {timer.call}" if isinstance(timer, LastCallOver) else ""
+        lines.append(f"~ {type(timer).__name__} of round {timer.round}{call} in {seconds:g} s")
+    return lines
