@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DIST := $(VENV)/dist
 SOURCES := $(shell find src -name '*.py' -o -name '*.html' -o -name 'py.typed') \
-	pyproject.toml README.md LICENSE
+	examples/train_digits.py pyproject.toml README.md LICENSE
 
 .PHONY: demo test lint format types docs clean
 
@@ -33,6 +33,7 @@ types: $(VENV)/.stamp-dev
 
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/diagram.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -68,7 +68,7 @@ def test_a_lost_race_is_run_again_on_the_fresh_state() -> None:
 
 def test_races_end_with_the_deadline() -> None:
     backend = Counting(rivals=10_000)
-    with pytest.raises(RendezvousTimeoutError, match="lost their race within 0.05 s"):
+    with pytest.raises(RendezvousTimeoutError, match=r"lost their race within 0\.05 s"):
         Exchange(backend, "run").run(lambda _: [join("a")], Deadline(0.05))
 
 

@@ -135,7 +135,7 @@ def test_both_spellings(name: str) -> None:
         assert found == timedelta(seconds=0.5)
     assert getattr(make(**{name: 2, f"{name}_timeout": "2.0"}).timeout, name).seconds == 2
     with pytest.raises(ParameterError, match=f"{name}_timeout=3"):
-        assert make(**{name: 2, f"{name}_timeout": 3}).timeout
+        RendezvousTimeout.from_params(make(**{name: 2, f"{name}_timeout": 3}))
 
 
 def test_from_params() -> None:

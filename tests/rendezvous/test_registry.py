@@ -69,7 +69,9 @@ def test_a_missing_extra_is_named(backend: str) -> None:
 
 
 def test_a_plugin_is_loaded_when_asked_for() -> None:
-    registry = RendezvousHandlerRegistry(lambda: plugin("x", "tests.rendezvous.test_registry:create"))
+    registry = RendezvousHandlerRegistry(
+        lambda: plugin("x", "tests.rendezvous.test_registry:create")
+    )
     assert registry.create_handler(params("x")).get_backend() == "x"
 
 

@@ -1,6 +1,5 @@
 """The shared coordinator: step by step under a manual clock, and with real threads."""
 
-import logging
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
@@ -14,18 +13,16 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.backends.file import FileRendezvousBackend
 from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.backends.store import StoreRendezvousBackend
+from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import Assignment
 from rallypoint.rendezvous.core.state import Failure, Node
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.registry import create_handler
@@ -161,6 +158,29 @@ def test_leaving_opens_a_round_without_the_leaver() -> None:
     assert "left: work elsewhere" in opened.why
     assert cluster.view("b") == View()
     assert cluster.view("c").closed is None  # L3
+
+
+@pytest.mark.cases("C2")
+@pytest.mark.parametrize("away", [0, 0.5, 1, 5, 20])
+def test_leaving_and_coming_back_is_always_the_same(away: float) -> None:
+    cluster = Cluster(1, 3)
+    cluster.add("a", "b", "c")
+    cluster.run(0.5)
+    for number in (2, 4):
+        cluster.nodes["b"].leave("", Deadline(5))
+        cluster.run(0.5)
+        cluster.add("a", "c")
+        cluster.run(0.5 + away)
+        assert cluster.seats("a", "c") == [(number, 0, 2), (number, 1, 2)]
+        cluster.add("b")
+        cluster.run(0.5)
+        assert cluster.view("b").parked is not None
+        cluster.add("a")
+        cluster.run(0.5)
+        cluster.add("c")
+        cluster.run(0.5)
+        sizes = {seat[::2] for seat in cluster.seats("a", "b", "c") if seat}
+        assert sizes == {(number + 1, 3)}
 
 
 def test_a_failure_opens_a_round() -> None:
@@ -365,8 +385,6 @@ def test_the_main_job(handlers: Handlers) -> None:
         seats += wait_for_newcomer()
     assert sorted(seat.rank for seat in seats) == [0, 1, 2, 3]
     assert {(seat.round, seat.size) for seat in seats} == {(3, 4)}
-    info = rest[0].next_rendezvous  # the silent one comes back as a newcomer
-    assert callable(info)
     for node in [*rest, newcomer]:
         node.finish()
     view = newcomer.view()
@@ -388,72 +406,6 @@ def test_join_times_out_with_what_is_missing(handlers: Handlers) -> None:
         assert part in str(caught.value)
     assert coordinator.report(Deadline(5)).members == ()  # it has withdrawn
     handler.shutdown()
-
-
-class Unreachable(MemoryRendezvousBackend):
-    """A backend that is away while told so, or broken."""
-
-    error: Exception | None = None
-
-    def get_state(self) -> tuple[bytes, Any] | None:
-        if self.error is not None:
-            raise self.error
-        return super().get_state()
-
-    def wait_for_change(self, token: Any, timeout: float) -> bool:
-        return super().wait_for_change(token, min(timeout, 0.05))
-
-
-def wait_for(coordinator: SharedCoordinator, condition: Callable[[View], bool]) -> View:
-    done = threading.Event()
-    end = coordinator.watch(lambda view: done.set() if condition(view) else None)
-    if not condition(coordinator.view()):
-        assert done.wait(10)
-    end()
-    return coordinator.view()
-
-
-def join_alone(backend: RendezvousBackend) -> SharedCoordinator:
-    held = settings(1, 1, lease=0.6)
-    coordinator = SharedCoordinator(backend, MemoryStore(), held)
-    node = Node(id="a", address="h", port=1)
-    assert coordinator.join(node, held.core(), Deadline(5), "", False).rank == 0
-    return coordinator
-
-
-def test_a_backend_out_of_reach_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    backend = Unreachable()
-    coordinator = join_alone(backend)
-    with caplog.at_level(logging.WARNING):
-        backend.error = RendezvousConnectionError("nobody answers at h:1")
-        assert not wait_for(coordinator, lambda view: not view.connected).connected
-        with pytest.raises(RendezvousConnectionError, match="out of reach for") as caught:
-            coordinator.report(Deadline(0.2))
-    assert "backend memory" in str(caught.value)
-    assert "nobody answers at h:1" in str(caught.value)
-    assert len([r for r in caplog.records if "out of reach" in r.message]) == 1
-    backend.error = None
-    view = wait_for(coordinator, lambda view: view.connected)
-    assert view.assignment is not None
-    assert view.fenced is None
-    assert coordinator.shutdown(Deadline(5))
-
-
-def test_a_failed_thread_is_told_to_the_next_caller() -> None:
-    backend = Unreachable()
-    coordinator = join_alone(backend)
-    backend.error = ZeroDivisionError("a bug")
-    assert wait_for(coordinator, lambda view: view.error is not None).error is backend.error
-    with pytest.raises(RendezvousStateError, match="a bug"):
-        coordinator.report(Deadline(1))
-    assert not coordinator.shutdown(Deadline(1))
-
-
-def test_shutdown_at_an_outage_says_so() -> None:
-    backend = Unreachable()
-    coordinator = join_alone(backend)
-    backend.error = RendezvousConnectionError("away")
-    assert not coordinator.shutdown(Deadline(0.3))
 
 
 # -- between processes ----------------------------------------------------------------------

@@ -18,6 +18,8 @@ A script has one event on each line; `#` begins a comment, `&` joins events into
 import shlex
 from collections.abc import Callable
 
+from tests.rendezvous.core.builders import a_node
+
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
     Beat,
@@ -54,7 +56,6 @@ from rallypoint.rendezvous.core.state import (
     State,
     round_number,
 )
-from tests.rendezvous.core.builders import a_node
 
 Options = dict[str, str]
 CAUSES = {"lease": Cause.LEASE, "connection": Cause.DISCONNECT, "died": Cause.DIED}
@@ -148,7 +149,8 @@ class Interpreter:
             case "beat", name:
                 return Beat(name)
             case ["close"]:
-                return Close(options.get("by", "somebody"), why, at)
+                meant = int(options.get("incarnation", 0))
+                return Close(options.get("by", "somebody"), why, at, meant)
             case "timer", name:
                 return self._timer(name, incarnation, number, options)
         raise ValueError(f"unknown event {word!r} with {names}")
@@ -186,9 +188,7 @@ def _options(words: tuple[str, ...] | list[str]) -> Options:
 def _fields(
     options: Options, known: dict[str, tuple[str, Callable[[str], object]]]
 ) -> dict[str, object]:
-    return {
-        name: kind(options[word]) for word, (name, kind) in known.items() if word in options
-    }
+    return {name: kind(options[word]) for word, (name, kind) in known.items() if word in options}
 
 
 def _failure(name: str, options: Options, at: str) -> Failure:

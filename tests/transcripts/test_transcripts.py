@@ -6,7 +6,6 @@ A changed transcript is a changed rule: read the difference, then run with `--re
 from pathlib import Path
 
 import pytest
-
 from tests.transcripts.interpreter import Interpreter
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ signal N.
 
 import os
 import socket
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -18,6 +18,9 @@ from rallypoint.cli.options import SETTINGS, all_options
 from rallypoint.cli.plan import Plan, make_plan, parse_conf
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous import defaults
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.api import RendezvousHandler
 
 HOSTED_BACKEND = "core"
 
@@ -37,6 +40,8 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
         return
     try:
         code = start(plan)
+    except ParameterError as error:
+        _fail(str(error), EXIT_USAGE)
     except RallypointError as error:
         _fail(str(error), EXIT_FAILED)
     ctx.exit(code)
@@ -50,12 +55,12 @@ def start(plan: Plan) -> int:
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     params = plan.parameters
+    is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
-        from rallypoint.server.spawn import host_if_ours
-
-        host_if_ours(params.endpoint, plan.token.encode(), plan.insecure, params.get_as_bool("is_host"))
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
     handler = get_rendezvous_handler(params)
+    if params.backend == HOSTED_BACKEND:  # after all that can be wrong with the options
+        _host(plan, is_host, handler)
     config = AgentConfig(
         argv=plan.argv,
         context=WorkerContext(
@@ -73,6 +78,16 @@ def start(plan: Plan) -> int:
         admit_seconds=plan.monitor_interval,
     )
     return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+
+
+def _host(plan: Plan, is_host: bool | None, handler: "RendezvousHandler") -> None:
+    from rallypoint.server.spawn import host_if_ours
+
+    try:
+        host_if_ours(plan.parameters.endpoint, plan.token.encode(), plan.insecure, is_host)
+    except RallypointError:
+        handler.shutdown()
+        raise
 
 
 def _fail(text: str, code: int) -> NoReturn:

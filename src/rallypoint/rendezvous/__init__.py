@@ -69,6 +69,7 @@ _MODULES = {
     _HERE + "static": "StaticTCPRendezvous",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:

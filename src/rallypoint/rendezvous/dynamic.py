@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 
 from rallypoint.deadline import Deadline, seconds
@@ -46,6 +47,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         role: name of its workers' role.
         backend_name: what `get_backend` returns.
         new_incarnation: open the run afresh if it is found closed at the first join.
+
+    The attribute `propose_port` takes this node's address and returns the port that is
+    proposed with it, at each join. Whoever must listen there before the round is agreed
+    (a plug-in whose agent hosts the workers' store) puts its own function in its place.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._slot, self._topology, self._role = slot, topology, role
         self._backend_name = backend_name
         self._new_incarnation = new_incarnation
+        self.propose_port: Callable[[str], int] = propose_port
         self._joining = threading.Lock()  # one join at a time
         self._node_id = uuid.uuid4().hex
         self._seat: Assignment | None = None
@@ -192,7 +198,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         node = Node(
             id=self._node_id,
             address=address,
-            port=propose_port(address),
+            port=self.propose_port(address),
             pid=os.getpid(),
             slot=self._slot,
             node_rank=self._node_rank,

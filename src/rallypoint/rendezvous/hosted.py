@@ -8,9 +8,9 @@ import datetime
 import errno
 import logging
 import socket
+import threading
 from collections.abc import Callable
 
-import msgspec
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
@@ -21,7 +21,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous import wire
+from rallypoint.rendezvous import dialogue, wire
 from rallypoint.rendezvous.coordinator import Coordinator, Report, View, Watcher
 from rallypoint.rendezvous.core.events import (
     Assignment,
@@ -49,6 +49,7 @@ from rallypoint.store.token import read_token
 logger = logging.getLogger("rallypoint")
 
 WITHDRAW_SECONDS = 2.0
+GOODBYE_SECONDS = 1.0  # of a shutdown, for a server that may be gone without a trace
 
 
 class HostedCoordinator(Coordinator):
@@ -73,6 +74,7 @@ class HostedCoordinator(Coordinator):
         self._session = Session(target, lease_seconds)
         self._label = label
         self._store: TCPStore | None = None
+        self._opening = threading.Lock()
         self._down = False
 
     def join(
@@ -83,35 +85,39 @@ class HostedCoordinator(Coordinator):
         session.start(deadline)
         self._label = node.label
         with session.changed:
-            view = session.view
-            same = session.join is not None and session.join.node.id == node.id
-            seat = view.assignment if same and view.closed is None else None
-            known = (seat.incarnation, seat.round) if seat else (0, 0)
-            session.join = Join(node, settings, *known, why=why, new_incarnation=new_incarnation)
-            session.forget_refusal()
+            asked, fresh = dialogue.request(
+                session.view, session.join, node, settings, why, new_incarnation
+            )
+            session.join, session.refused = asked, None
+        seat = fresh.assignment
         session.update(lambda v: View(assignment=seat, connected=v.connected, error=v.error))
-        session.send(wire.Ask(0, session.join))
+        session.send(wire.Ask(0, asked))
         with session.changed:
-            session.changed.wait_for(lambda: self._settled(known), deadline.remaining())
-            view = session.view
+            limit = min(deadline.remaining(), threading.TIMEOUT_MAX)
+            session.changed.wait_for(
+                lambda: session.join is not asked or self._settled(asked), limit
+            )
+            view, withdrawn = session.view, session.join is not asked
             refused: Refused | None = session.refused  # set by the session's thread
             refused = refused or view.fenced
         session.raise_failure()
         if view.closed is not None:
+            session.join = None
             raise self._closed(view.closed)
         if refused is not None:
             session.join = None
             raise self._refused(refused)
-        if view.assignment is None or (view.assignment.incarnation, view.assignment.round) == known:
+        if withdrawn or session.stopping:
+            raise RendezvousStateError(
+                f"run {self.target.run!r}: this node left while it was joining"
+            )
+        if view.assignment is None or not dialogue.is_settled(asked, view, None):
             raise self._timed_out(deadline)
         return view.assignment
 
-    def _settled(self, known: tuple[int, int]) -> bool:
-        session, view = self._session, self._session.view
-        if session.refused or view.fenced or view.closed or view.error:
-            return True
-        seat = view.assignment
-        return seat is not None and (seat.incarnation, seat.round) != known
+    def _settled(self, asked: Join) -> bool:
+        session = self._session
+        return session.stopping or dialogue.is_settled(asked, session.view, session.refused)
 
     def _closed(self, closed: RunClosed) -> RendezvousError:
         when = f" at {closed.at}" if closed.at else ""
@@ -128,15 +134,14 @@ class HostedCoordinator(Coordinator):
 
     def _timed_out(self, deadline: Deadline) -> RendezvousError:
         grace = Deadline(WITHDRAW_SECONDS)
-        session, text = self._session, ""
+        text = ""
         try:
             report = self.report(grace)
             missing = f"; missing: {', '.join(report.missing)}" if report.missing else ""
             text = f"{report.reason}{missing}"
-            self.leave("its join timed out", grace)
         except RendezvousConnectionError as error:
             text = str(error)
-        session.join = None
+        self.leave("its join timed out", grace)
         error_type = RendezvousTimeoutError
         return error_type(
             f"no round of run {self.target.run!r} was complete within join={deadline.timeout:g} s "
@@ -144,14 +149,24 @@ class HostedCoordinator(Coordinator):
         )
 
     def leave(self, why: str, deadline: Deadline) -> None:
-        """See `Coordinator.leave`."""
+        """See `Coordinator.leave`.
+
+        Without a connection there is nobody to tell: the leave waits a moment for one to
+        come back, and else the end of this node's grace says the same.
+        """
         session = self._session
         join, session.join = session.join, None
         if join is None or session.view.closed is not None or session.view.fenced is not None:
             return
         node = join.node.id
         session.update(lambda v: View(connected=v.connected, error=v.error))
-        session.wait(session.ask(lambda i: wire.Ask(i, Leave(node, why))), deadline)
+        number = session.ask(lambda i: wire.Ask(i, Leave(node, why)))
+        connected = session.view.connected
+        limit = deadline if connected else Deadline(deadline.capped(WITHDRAW_SECONDS))
+        try:
+            session.wait(number, limit)
+        except RendezvousConnectionError as error:
+            logger.info("leaving run %r was not acknowledged: %s", self.target.run, error)
 
     def finish(self, deadline: Deadline) -> None:
         """See `Coordinator.finish`."""
@@ -178,10 +193,7 @@ class HostedCoordinator(Coordinator):
         by = self._label or f"a client at {session.local_address}"
         event = Close(by, why, at=now_text())
         session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
-        seat = session.view.assignment
-        inc, number = (seat.incarnation, seat.round) if seat else (0, 0)
-        closed = RunClosed(inc, number, by, event.at, why, finished=False)
-        session.update(lambda v: v if v.closed else msgspec.structs.replace(v, closed=closed))
+        # The server has told by whom it was closed: somebody else may have been faster.
 
     def heartbeat(self) -> None:
         """See `Coordinator.heartbeat`."""
@@ -217,10 +229,11 @@ class HostedCoordinator(Coordinator):
 
     def store(self) -> Store:
         """See `Coordinator.store`: the run's store on the same server."""
-        if self._store is None:
-            t = self.target
-            self._store = TCPStore(t.host, t.port, run=t.run, token=t.token)
-        return self._store
+        with self._opening:
+            if self._store is None:
+                t = self.target
+                self._store = TCPStore(t.host, t.port, run=t.run, token=t.token)
+            return self._store
 
     def shutdown(self, deadline: Deadline) -> bool:
         """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
@@ -228,7 +241,8 @@ class HostedCoordinator(Coordinator):
             return False
         self._down = True
         if self._session.view.connected:
-            self.leave("shutdown", deadline)
+            self.leave("shutdown", Deadline(deadline.capped(GOODBYE_SECONDS)))
+        self._session.join = None
         self._session.stop()
         if self._store is not None:
             self._store.close()

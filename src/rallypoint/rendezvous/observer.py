@@ -9,6 +9,7 @@ An observer that did not look for a while (it was stopped, or the backend was aw
 tell its own absence from the others' silence: everything it was timing begins anew.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rallypoint.deadline import Clock
@@ -82,7 +83,7 @@ class Observer:
         due += self._ended(state, now)
         return due
 
-    def settle(self, events: list[Event]) -> None:
+    def settle(self, events: Sequence[Event]) -> None:
         """Note that these events of `look` were applied and stored."""
         now = self._clock()
         for event in events:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from rallypoint.deadline import seconds
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
+from rallypoint.store.engine_url import redacted
 
 _TRUE = frozenset(("1", "true", "t", "yes", "y"))
 _FALSE = frozenset(("0", "false", "f", "no", "n"))
@@ -108,8 +109,9 @@ class RendezvousParameters:
 
     def __repr__(self) -> str:
         return (
-            f"RendezvousParameters(backend={self.backend!r}, endpoint={self.endpoint!r}, "
-            f"run_id={self.run_id!r}, nodes={self.min_nodes}:{self.max_nodes})"
+            f"RendezvousParameters(backend={self.backend!r}, "
+            f"endpoint={redacted(self.endpoint)!r}, run_id={self.run_id!r}, "
+            f"nodes={self.min_nodes}:{self.max_nodes})"
         )
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -131,9 +131,30 @@ def _file(params: RendezvousParameters) -> RendezvousHandler:
     return shared.create_file_handler(params)
 
 
+def _etcd(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous.backends import etcd
+
+    return etcd.create_handler(params)
+
+
+def _redis(params: RendezvousParameters) -> RendezvousHandler:
+    from rallypoint.rendezvous.backends import redis
+
+    return redis.create_handler(params)
+
+
+_BUILTINS: dict[str, RendezvousHandlerCreator] = {
+    "core": _core,
+    "static": _static,
+    "file": _file,
+    "etcd": _etcd,
+    "redis": _redis,
+}
+
+
 def register_builtins(registry: RendezvousHandlerRegistry) -> RendezvousHandlerRegistry:
     """Register the backends of this package; returns the registry."""
-    for backend, creator in (("core", _core), ("static", _static), ("file", _file)):
+    for backend, creator in _BUILTINS.items():
         registry.register(backend, creator)
     return registry
 

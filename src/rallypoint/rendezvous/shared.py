@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rallypoint.deadline import Clock, Deadline
 from rallypoint.errors import (
@@ -54,6 +54,7 @@ from rallypoint.rendezvous.observer import BEATS_PER_LEASE
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.shared_host import SharedHost
 from rallypoint.store.api import Store
+from rallypoint.store.engine_store import EngineStore
 from rallypoint.store.prefix import PrefixStore
 
 _log = logging.getLogger(__name__)
@@ -137,12 +138,15 @@ class SharedCoordinator(Coordinator):
             raise _closed_error(self._run_id, view.closed)
         if view.fenced is not None:
             self._raise_refused(view.fenced)
+        if self._host.node is None:
+            raise RendezvousStateError(f"run {self._run_id!r}: this node left while it was joining")
         return None if view.opened else view.assignment
 
     def _is_decided(self) -> bool:
         view = self._host.view
         told_so_far = (view.assignment, view.opened, view.closed, view.fenced, view.error)
-        return any(each is not None for each in told_so_far)
+        left = self._host.node is None
+        return left or any(each is not None for each in told_so_far)
 
     def _give_up(self, node: Node, deadline: Deadline) -> Assignment:
         seats: list[Assignment | None] = []
@@ -326,3 +330,23 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     backend = FileRendezvousBackend(store, settings.run_id)
     coordinator = SharedCoordinator(backend, store, settings, owns_store=True)
     return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "file")
+
+
+def create_engine_handler(
+    params: RendezvousParameters,
+    backend: Callable[[Any, str], RendezvousBackend],
+    store: EngineStore,
+) -> RendezvousHandler:
+    """Make the handler of a backend on an engine; it closes the store when it is shut down.
+
+    Args:
+        params: what the caller asks for.
+        backend: makes the backend of an engine and a run id.
+        store: on that engine.
+    """
+    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+
+    settings = RendezvousSettings.from_params(params)
+    kept = backend(store.engine, settings.run_id)
+    coordinator = SharedCoordinator(kept, store, settings, owns_store=True)
+    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, kept.name)

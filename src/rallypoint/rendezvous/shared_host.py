@@ -214,6 +214,8 @@ class SharedHost:
                 self._disconnected(error)
                 self._halt.wait(_backoff(failures))
             except Exception as error:  # kept in the view, and raised by the next call
+                if self._halt.is_set():
+                    return  # shutdown closes the store under a thread that waits for a change
                 _log.error("run %r: the thread of %s failed: %r", self._run_id, self.where, error)
                 self._set_view(error=error)
                 self._tell()

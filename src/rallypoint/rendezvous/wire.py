@@ -8,7 +8,7 @@ join has no id: its one answer is the pushed seat, or a refusal.
 
 import msgspec
 
-from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.coordinator import Report, View
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Close,
@@ -17,6 +17,7 @@ from rallypoint.rendezvous.core.events import (
     Join,
     Leave,
     Parked,
+    Refusal,
     Refused,
     RoundOpened,
     RunClosed,
@@ -84,6 +85,58 @@ class Answer(_Body, frozen=True, tag=132):
     id: int
     report: Report | None = None
     seats: tuple[Node, ...] = ()
+
+
+def told(view: View, message: Told) -> View:
+    """Return the view after a message (pure: the one place that knows what each one means)."""
+    change = msgspec.structs.replace
+    match message:
+        case Seated(seat):
+            return View(assignment=seat, connected=view.connected)
+        case RoundOpened():
+            return change(view, opened=message, waiting=0)
+        case Parked():
+            return change(view, assignment=None, opened=None, parked=message)
+        case WaitingChanged(count=count):
+            return change(view, waiting=count)
+        case RunClosed():
+            return change(view, closed=message, parked=None, waiting=0)
+        case Refused(refusal=Refusal.FENCED):
+            return change(view, fenced=message, parked=None, waiting=0)
+        case Refused():
+            return view
+
+
+TEXT_LIMIT = 1024  # characters of one text that a node says of itself
+
+
+def problem(event: NodeEvent) -> str:
+    """Return why an event cannot come from a client of ours, "" if it can.
+
+    Types are checked in decoding; these are the values that the core takes for granted.
+    """
+    if not isinstance(event, Join):
+        return ""
+    s, node = event.settings, event.node
+    if not 1 <= s.min_nodes <= s.max_nodes or node.local_world_size < 1:
+        return (
+            f"a join with min_nodes={s.min_nodes}, max_nodes={s.max_nodes}, "
+            f"local_world_size={node.local_world_size}"
+        )
+    durations = {
+        "last_call": s.last_call_seconds,
+        "rejoin": s.rejoin_seconds,
+        "replacement": s.replacement_seconds,
+        "lease": s.lease_seconds,
+        "grace": s.grace_seconds,
+    }
+    for name, value in durations.items():
+        if not 0 <= value < float("inf"):  # NaN is neither
+            return f"a join with {name}_seconds={value}"
+    texts = (node.id, node.address, node.slot or "", node.topology or "", node.role, node.host)
+    if not node.id or max(map(len, texts)) > TEXT_LIMIT:
+        return f"a join without an id, or with a text of more than {TEXT_LIMIT} characters"
+    return ""
 
 
 ClientBody = p.Call | p.Bye | Ask | Beat | Resume | Inquire

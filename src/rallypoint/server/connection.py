@@ -30,9 +30,15 @@ _HTTP_ANSWER = (
     b"This port speaks the Rallypoint protocol, not HTTP.\n"
 )
 _TLS_HELLO = b"\x16\x03"
+_CLOSE_SECONDS = 1.0  # for the other side to read our last words
+_CLIENT_ID_BYTES = 64
 _handshake = msgspec.msgpack.Decoder(wire.HandshakeBody)
 _bodies = msgspec.msgpack.Decoder(wire.ClientBody)
 _ALIVE = p.frame(wire.Beat())
+
+
+def _unsent(data: bytes) -> None:
+    """Stand in for `send` once a connection has ended."""
 
 
 class Connection(asyncio.Protocol):
@@ -50,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._space: Space | None = None
         self._run: RunHost | None = None
         self._bye = False
+        self._ended = False
 
     # -- transport ------------------------------------------------------------------------
 
@@ -64,26 +71,57 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Write one frame (nothing happens once the connection is closed)."""
 
+    def _send_within_limit(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        unread = transport.get_write_buffer_size() + len(data)
+        if unread <= self.server.options.buffer_limit:
+            transport.write(data)
+            return
+        logger.warning("cutting off %s, which has left %d bytes unread", self.peer, unread)
+        self._end()
+        transport.abort()  # last words would only join what is not read
+
+    def _end(self) -> None:
+        self._ended = True
+        self._buffer = bytearray()
+        self.send = _unsent  # type: ignore[method-assign]
+
     def pause_writing(self) -> None:
-        """The client does not read: take nothing more from it, cut it off at the limit."""
-        if self._transport is not None:
-            self._transport.pause_reading()
+        """The client does not read: take nothing more from it, cut it off at the limit.
+
+        What others push to it does not stop by that, so from now on each frame is counted.
+        """
+        transport = self._transport
+        if transport is not None and not self._ended:
+            self.send = self._send_within_limit  # type: ignore[method-assign]
+            transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        if self._transport is not None:
-            self._transport.resume_reading()
+        transport = self._transport
+        if transport is not None and not self._ended:
+            self.send = transport.write  # type: ignore[method-assign]
+            transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: the node's grace begins, parked calls are cancelled."""
+        self._end()
         if self._run is not None:
             self._run.disconnected(self)
         if self._space is not None and self._hello is not None:
-            self._space.detach(self._hello.client, self.send, self._bye)
+            self._space.detach(self._hello.client, self, self._bye)
         self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; handle each whole frame in them."""
+        """Take bytes; handle each whole frame in them.
+
+        A long frame comes in many pieces: they are added to one buffer, which is copied only
+        once the frame is whole.
+        """
+        if self._ended:
+            return  # read and let go, so that our last words are not lost in a reset
         self.heard_at = self.server.loop.time()
         self.server.bytes_in += len(data)
         buffer = self._buffer
@@ -107,7 +145,10 @@ class Connection(asyncio.Protocol):
             if not self._frame(view[start + 4 : end]):
                 return
             start = end
-        self._buffer = bytearray(view[start:]) if start < size else bytearray()
+        if view is buffer:
+            del buffer[:start]
+        elif start < size:
+            self._buffer = bytearray(view[start:])
 
     def _plausible(self, view: bytes | bytearray, start: int, length: int) -> bool:
         if length <= p.HANDSHAKE_FRAME_LIMIT:
@@ -130,10 +171,13 @@ class Connection(asyncio.Protocol):
 
     def _close(self, reason: str, last: bytes) -> None:
         logger.info("closing the connection of %s: %s", self.peer, reason)
-        self._buffer = bytearray()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(last)
-            self._transport.close()
+        transport, ended = self._transport, self._ended
+        self._end()
+        if transport is None or ended or transport.is_closing():
+            return
+        transport.write(last)
+        transport.write_eof()  # not close: with unread bytes it would reset, and last be lost
+        self.server.loop.call_later(_CLOSE_SECONDS, transport.abort)
 
     # -- frames ---------------------------------------------------------------------------
 
@@ -147,7 +191,7 @@ class Connection(asyncio.Protocol):
                 self._shake(_handshake.decode(body))
         except msgspec.DecodeError as error:
             self.goodbye(p.GOODBYE_PROTOCOL, f"a frame that is not ours: {error}")
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._ended
 
     def _shake(self, body: p.Hello | p.Proof) -> None:
         token = self.server.options.token
@@ -163,21 +207,32 @@ class Connection(asyncio.Protocol):
             shown = "a token that is not this server's" if body.proof else "no token"
             self.goodbye(p.GOODBYE_TOKEN, f"{self.peer} has {shown}; give all nodes the same one")
             return
-        self._space = self.server.space(hello.run)
-        resumed = self._space.attach(hello.client, self.send)
+        space = self.server.space(hello.run)
+        if space is None:
+            limit = self.server.options.runs_limit
+            self.goodbye(p.GOODBYE_LIMIT, f"this server has its limit of {limit} runs already")
+            return
+        self._space = space
+        resumed = space.attach(hello.client, self)
         self.server.proved(self)
         self.send(p.frame(p.Welcome(self.server.epoch, resumed)))
 
     def _greet(self, hello: p.Hello, token: bytes) -> None:
-        if self._hello is not None or len(hello.nonce) != p.NONCE_BYTES:
-            self.goodbye(p.GOODBYE_PROTOCOL, "a hello that is not the first, or has a bad nonce")
+        well_formed = len(hello.nonce) == p.NONCE_BYTES and len(hello.client) <= _CLIENT_ID_BYTES
+        if self._hello is not None or not well_formed:
+            why = "a hello that is not the first, or has a bad nonce or client id"
+            self.goodbye(p.GOODBYE_PROTOCOL, why)
             return
         if hello.version != p.PROTOCOL_VERSION:
             self.goodbye(
                 p.GOODBYE_VERSION,
                 f"this server speaks protocol {p.PROTOCOL_VERSION}, the client "
-                f"({hello.software[:80]}) speaks {hello.version}; use the same version of rallypoint",
+                f"({hello.software[:80]}) speaks {hello.version}; use the same version of "
+                "rallypoint",
             )
+            return
+        if problem := p.run_problem(hello.run):
+            self.goodbye(p.GOODBYE_PROTOCOL, problem)
             return
         self._hello = hello
         self._nonce = secrets.token_bytes(p.NONCE_BYTES)
@@ -199,7 +254,10 @@ class Connection(asyncio.Protocol):
             if self._run is None:
                 self._run = self.server.run(hello.run)
             if kind is wire.Ask:
-                self._run.ask(self, body)
+                if problem := wire.problem(body.event):
+                    self.goodbye(p.GOODBYE_PROTOCOL, problem)
+                else:
+                    self._run.ask(self, body)
             elif kind is wire.Resume:
                 self._run.resume(self, body)
             else:

@@ -42,12 +42,14 @@ class EmbeddedServer:
     def _run(self, options: Options, sockets: list[Any]) -> None:
         try:
             self._loop.run_until_complete(self._main(options, sockets))
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that asks next
+        except BaseException as error:  # handed to the thread that asks next
             self.error = error
         finally:
             self._started.set()
             self._empty.set()
             self._loop.close()
+            for sock in sockets:
+                sock.close()  # those that the event loop has not taken over
 
     async def _main(self, options: Options, sockets: list[Any]) -> None:
         self._server = Server(options, sockets)

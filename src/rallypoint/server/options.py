@@ -22,6 +22,7 @@ class Options:
         frame_limit: largest frame after the handshake, in bytes.
         buffer_limit: unread bytes for one client at which it is cut off.
         store_limit: bytes of one run's store.
+        runs_limit: how many runs (with their stores) it keeps at most.
         until_empty: end once the last client has gone.
         linger_seconds: how long an empty server waits for someone else to come.
         first_client_seconds: how long it waits for the first client, with until_empty.
@@ -34,6 +35,7 @@ class Options:
     frame_limit: int = p.FRAME_LIMIT
     buffer_limit: int = 256 * MIB
     store_limit: int = 1024 * MIB
+    runs_limit: int = 100_000
     until_empty: bool = False
     linger_seconds: float = 3.0
     first_client_seconds: float = 60.0

@@ -5,8 +5,9 @@ host keeps what the core must not know: connections, when each was last heard, a
 
 * Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
   on this process's monotonic clock. A sweep that comes late shows that this process itself
-  was stopped or starved: all leases and graces are extended by that gap (an outage of the
-  judge is nobody's death).
+  was stopped or starved: all leases and timers are extended by that gap (an outage of the
+  judge is nobody's death). For one lease from then on a cut connection has a lease, not a
+  grace, to come back: clients gave up on a judge that said nothing, and come with backoff.
 * A cut connection starts the grace; a session that resumes within it goes on as before.
 """
 
@@ -20,6 +21,7 @@ from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
     Cause,
+    Close,
     Disconnected,
     Event,
     Join,
@@ -47,9 +49,13 @@ from rallypoint.rendezvous.core.state import (
     find,
     round_number,
 )
+from rallypoint.rendezvous.told import run_closed
 from rallypoint.store import protocol as p
 
 logger = logging.getLogger("rallypoint.server")
+
+HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was away
+
 
 class Session(Protocol):
     """A node's connection, as the host sees it."""
@@ -59,6 +65,7 @@ class Session(Protocol):
 
     def send(self, data: bytes) -> None:
         """Write one frame."""
+
 
 class RunHost:
     """The state of one run, and the sessions of its nodes."""
@@ -70,9 +77,10 @@ class RunHost:
         self._loop = loop
         self._where = where
         self._events: list[Event] = []
-        self._done: list[tuple[Session, int]] = []
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._done: list[tuple[Session, wire.Ask]] = []
+        self._timers: dict[Timer, tuple[asyncio.TimerHandle, float]] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
+        self._forgiving_until = float("-inf")
         self._reason = ""
 
     # -- what sessions ask ----------------------------------------------------------------
@@ -87,7 +95,7 @@ class RunHost:
             session.node = None
         self._submit(event)
         if ask.id:
-            self._done.append((session, ask.id))
+            self._done.append((session, ask))
 
     def _bind(self, session: Session, node: NodeId) -> None:
         if session.node is not None and session.node != node:
@@ -95,19 +103,19 @@ class RunHost:
             self._submit(Lost(session.node, Cause.DIED))
         session.node = node
         self.sessions[node] = session
-        self._stop_grace(node)
+        if self._stop_grace(node):
+            self._submit(Reconnected(node))
 
     def resume(self, session: Session, resume: wire.Resume) -> None:
         """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
         self.flush()
         member = find(self.state, resume.node)
-        if member is None or self.state.incarnation != resume.incarnation:
-            session.send(p.frame(wire.Push(self._shut_out(resume))))
-            return
-        self._bind(session, resume.node)
-        self._submit(Reconnected(resume.node))
+        if member is not None and self.state.incarnation == resume.incarnation:
+            self._bind(session, resume.node)
         phase = self.state.phase
-        if isinstance(phase, (Gathering, LastCall)) and resume.node in self.state.participants:
+        if session.node != resume.node or isinstance(phase, Closed):
+            session.send(p.frame(wire.Push(self._shut_out(resume))))
+        elif isinstance(phase, (Gathering, LastCall)) and resume.node in self.state.participants:
             why = self.state.opening
             opened = RoundOpened(resume.incarnation, phase.round, why)
             session.send(p.frame(wire.Push(opened)))
@@ -119,17 +127,14 @@ class RunHost:
             session.send(p.frame(wire.Push(told)))
 
     def _shut_out(self, resume: wire.Resume) -> wire.Told:
-        phase, inc = self.state.phase, self.state.incarnation
-        if isinstance(phase, Closed) and resume.incarnation == inc:
-            failures = () if phase.finished else self.state.failures
-            return RunClosed(
-                inc, phase.round, phase.by, phase.at, phase.why, phase.finished, failures
-            )
+        inc, closed = self.state.incarnation, run_closed(self.state)
+        if closed is not None and resume.incarnation == inc:
+            return closed
         why = self.state.fenced.get(resume.node) or (
             f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
             f"{resume.round}: it was lost, or the server was started anew without its state"
         )
-        return Refused(Refusal.FENCED, why, inc, round_number(phase))
+        return Refused(Refusal.FENCED, why, inc, round_number(self.state.phase))
 
     def disconnected(self, session: Session) -> None:
         """A connection is gone without a leave: its grace begins (L1)."""
@@ -138,37 +143,57 @@ class RunHost:
             return
         del self.sessions[node]
         self.flush()
-        settings = self.state.settings
-        if find(self.state, node) is None or settings is None:
+        if find(self.state, node) is None or self.state.settings is None:
             return
         self._submit(Disconnected(node))
-        grace = min(settings.grace_seconds, settings.lease_seconds)
-        self._graces[node] = self._loop.call_later(grace, self._grace_over, node)
+        self._start_grace(node)
 
-    def _grace_over(self, node: NodeId) -> None:
+    def _start_grace(self, node: NodeId) -> None:
+        settings = self.state.settings
+        if settings is None:
+            return
+        grace = min(settings.grace_seconds, settings.lease_seconds)
+        if self._loop.time() < self._forgiving_until:
+            grace = settings.lease_seconds
+        due = self._loop.time() + grace
+        self._graces[node] = self._loop.call_later(grace, self._grace_over, node, due)
+
+    def _grace_over(self, node: NodeId, due: float) -> None:
+        if self._loop.time() - due > HELD_UP_SECONDS:
+            self._start_grace(node)  # it could not have reached us meanwhile
+            return
         self._graces.pop(node, None)
         self._submit(Lost(node, Cause.DISCONNECT))
 
-    def _stop_grace(self, node: NodeId) -> None:
+    def _stop_grace(self, node: NodeId) -> bool:
         timer = self._graces.pop(node, None)
         if timer is not None:
             timer.cancel()
+        return timer is not None
 
     def sweep(self, now: float, gap: float) -> None:
         """Look for silent nodes; `gap`: seconds for which this process itself was away."""
-        if gap > 0:
-            for session in self.sessions.values():
-                session.heard_at += gap
-            for node in list(self._graces):
-                self._stop_grace(node)
-                grace = self.state.settings.grace_seconds if self.state.settings else 0.0
-                self._graces[node] = self._loop.call_later(grace, self._grace_over, node)
         if self.state.settings is None:
             return
-        oldest = now - self.state.settings.lease_seconds
+        lease = self.state.settings.lease_seconds
+        if gap > 0:
+            self._forgive(now, gap, lease)
+        oldest = now - lease
         for node, session in self.sessions.items():
             if session.heard_at < oldest:
                 self._submit(Lost(node, Cause.LEASE))
+
+    def _forgive(self, now: float, gap: float, lease: float) -> None:
+        self._forgiving_until = now + lease
+        for session in self.sessions.values():
+            session.heard_at = min(now, session.heard_at + gap)
+        for node in list(self._graces):
+            self._stop_grace(node)
+            self._start_grace(node)
+        for timer, (handle, due) in list(self._timers.items()):
+            if due > now:
+                handle.cancel()
+                self._start_timer(timer, due - now + gap)
 
     # -- the one writer -------------------------------------------------------------------
 
@@ -190,8 +215,11 @@ class RunHost:
         self._set_timers(step)
         for send in step.messages:
             self._send(send.to, send.message)
-        for session, ask_id in done:
-            session.send(p.frame(wire.Done(ask_id)))
+        for session, ask in done:
+            closed = run_closed(self.state)
+            if closed is not None and isinstance(ask.event, Close):
+                session.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
+            session.send(p.frame(wire.Done(ask.id)))
 
     def _log(self, step: Step) -> None:
         if step.reason != self._reason:
@@ -201,11 +229,22 @@ class RunHost:
     def _set_timers(self, step: Step) -> None:
         wanted = set(step.timers)
         for timer in [t for t in self._timers if t not in wanted]:
-            self._timers.pop(timer).cancel()
+            self._timers.pop(timer)[0].cancel()
         for timer in step.timers:
             if timer not in self._timers:
-                delay = timer_seconds(self.state, timer)
-                self._timers[timer] = self._loop.call_later(delay, self._submit, timer)
+                self._start_timer(timer, timer_seconds(self.state, timer))
+
+    def _start_timer(self, timer: Timer, delay: float) -> None:
+        due = self._loop.time() + delay
+        handle = self._loop.call_later(delay, self._timer_over, timer, due, delay)
+        self._timers[timer] = (handle, due)
+
+    def _timer_over(self, timer: Timer, due: float, delay: float) -> None:
+        late = self._loop.time() - due
+        if late > HELD_UP_SECONDS:
+            self._start_timer(timer, min(delay, late))
+        else:
+            self._submit(timer)
 
     def _send(self, to: tuple[NodeId, ...], message: Message) -> None:
         if isinstance(message, RoundSealed):
@@ -256,10 +295,11 @@ class RunHost:
 
     def stop(self) -> None:
         """Stop all timers; the state stays as it is."""
-        for handle in (*self._timers.values(), *self._graces.values()):
+        for handle in (*(timer for timer, _due in self._timers.values()), *self._graces.values()):
             handle.cancel()
         self._timers.clear()
         self._graces.clear()
+
 
 def _seat_of(phase: Sealed, node: NodeId) -> wire.Seated:
     rank = next(s.rank for s in phase.record.seats if s.node.id == node)

@@ -1,11 +1,13 @@
 """The server: listens, keeps the runs and their spaces, sweeps, and ends when it should."""
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options, check_exposure
@@ -18,6 +20,9 @@ logger = logging.getLogger("rallypoint.server")
 SWEEP_SECONDS = 0.5
 BACKLOG = 65_535  # the kernel lowers it to somaxconn
 ENDED_RUNS_KEPT = 10_000
+PORT_TRIES = 16  # for one that is free on all addresses of a name
+SHUTDOWN_SECONDS = 1.5  # for clients to read why, and to go
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Server:
@@ -81,14 +86,21 @@ class Server:
             run.stop()
         for connection in list(self.connections):
             connection.goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down")
-        await asyncio.sleep(0)
+        deadline = self.loop.time() + SHUTDOWN_SECONDS
+        while self.connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # the transports' own closing callbacks
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """End the server: what failed is a bug, and its state cannot be relied on."""
         error = context.get("exception")
         if isinstance(error, OSError):  # a client's socket broke: its own connection ends
             logger.info("connection error: %s", error)
             return
-        self._failure = error if isinstance(error, BaseException) else RuntimeError(str(context))
+        if self._failure is None:
+            failed = error if isinstance(error, BaseException) else RuntimeError(str(context))
+            logger.error("this server has failed and ends: %r", failed, exc_info=failed)
+            self._failure = failed
         self._ended.set()
 
     # -- what connections need ------------------------------------------------------------
@@ -123,11 +135,12 @@ class Server:
             run = self.runs[run_id] = RunHost(run_id, self.loop, f"the server at {self.where}")
         return run
 
-    def space(self, run_id: str) -> Space:
-        """Return the run's store, made when first asked for."""
+    def space(self, run_id: str) -> Space | None:
+        """Return the run's store, made when first asked for; None: there are too many."""
         space = self.spaces.get(run_id)
-        if space is None:
-            space = self.spaces[run_id] = Space(self.loop, self.options.store_limit)
+        if space is None and len(self.spaces) < self.options.runs_limit:
+            limits = (self.options.store_limit, self.options.frame_limit)
+            space = self.spaces[run_id] = Space(self.loop, *limits)
         return space
 
     # -- housekeeping ---------------------------------------------------------------------
@@ -141,8 +154,10 @@ class Server:
             logger.warning("this server was held up for %.1f s; leases are extended by that", gap)
         for run in self.runs.values():
             run.sweep(now, gap)
-        for space in self.spaces.values():
-            space.forget(now - self.options.resume_seconds)
+        for name, space in list(self.spaces.items()):
+            space.forget(now - self.options.resume_seconds - gap)
+            if space.is_unused and name not in self.runs:
+                del self.spaces[name]
         deadline = now - self.options.handshake_seconds - gap
         for connection in [c for c in self._handshaking if c.opened_at < deadline]:
             reason = f"no handshake within {self.options.handshake_seconds:g} s"
@@ -156,7 +171,7 @@ class Server:
         if excess > 0:
             idle = [name for name, run in self.runs.items() if run.is_idle()]
             for name in idle[:excess]:
-                del self.runs[name]
+                self.runs.pop(name).stop()
                 self.spaces.pop(name, None)
 
     def _end_if_empty(self, now: float) -> None:
@@ -180,29 +195,73 @@ def endpoint_of(sock: socket.socket) -> str:
 def bind(host: str, port: int, options: Options) -> list[socket.socket]:
     """Return sockets bound to exactly what was asked: every address of `host`, one port.
 
+    An address of a name that this machine does not have (IPv6 switched off, another host's)
+    is passed over as long as one is left. Whether a token is needed is asked of those that
+    could be bound only: who does not host needs no leave to.
+
     Raises OSError (errno tells; the message names address and port), ParameterError when an
     address is not loopback and there is no token.
     """
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    check_exposure([str(info[4][0]) for info in infos], options)
-    bound: list[socket.socket] = []
     try:
-        for family, kind, proto, _name, address in infos:
-            sock = socket.socket(family, kind, proto)
-            bound.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            place = (address[0], port, *address[2:])
-            sock.bind(place)
-            sock.listen(BACKLOG)
-            port = sock.getsockname()[1]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        places = list(dict.fromkeys((info[0], info[4]) for info in found))  # some come twice
+        for _ in range(PORT_TRIES):
+            bound = _bind_all(places, port, port == 0)
+            if bound:
+                break
+        else:
+            raise OSError(errno.EADDRINUSE, "found no port that is free on all its addresses")
+        try:
+            check_exposure([str(sock.getsockname()[0]) for sock in bound], options)
+            for sock in bound:
+                sock.listen(BACKLOG)
+        except BaseException:
+            _close_all(bound)
+            raise
     except OSError as error:
-        for sock in bound:
-            sock.close()
         text = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise OSError(error.errno, text) from error
+        raise type(error)(error.errno, text) from error
     return bound
+
+
+def _bind_all(places: list[tuple[Any, Any]], port: int, may_move: bool) -> list[socket.socket]:
+    """Bind all places; [] when the port that the first one got is taken on another."""
+    bound: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, address in places:
+        try:
+            sock = _bound(family, (address[0], port, *address[2:]))
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                missing = error
+                continue
+            _close_all(bound)
+            if bound and may_move and error.errno == errno.EADDRINUSE:
+                return []
+            raise
+        bound.append(sock)
+        port = sock.getsockname()[1]
+    if not bound and missing is not None:
+        raise missing
+    return bound
+
+
+def _bound(family: int, place: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(place)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _close_all(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
 
 
 def raise_file_limit() -> None:

@@ -79,7 +79,7 @@ def _spawn(host: str, sockets: list[socket.socket], token: bytes, insecure: bool
     handle, name = tempfile.mkstemp(prefix=f"rallypoint-server-{port}-", suffix=".log")
     command.append(f"--log-file={name}")
     with os.fdopen(handle, "wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+        process = subprocess.Popen(  # our own program, no shell
             command,
             env=environment,
             stdin=subprocess.DEVNULL,

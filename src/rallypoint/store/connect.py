@@ -26,7 +26,20 @@ STAGGER_SECONDS = 0.25  # RFC 8305, section 5: Connection Attempt Delay
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 NOTICE_SECONDS = 3.0
+ATTEMPT_SECONDS = 4.0  # then resolve afresh: the address may be another one by now
+LOOKUP_SECONDS = 20.0  # glibc's own limit for one name server or two
+LOOK_SECONDS = 0.25  # how soon a deadline that is cancelled ends an attempt
 AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
+
+
+class Attempt(Deadline):
+    """A deadline that can be called off: whoever connects by it gives up at the next look."""
+
+    __slots__ = ()
+
+    def cancel(self) -> None:
+        """Let it be over now."""
+        self._at = float("-inf")
 
 
 def connect(host: str, port: int, deadline: Deadline, *, once: bool = False) -> socket.socket:
@@ -43,9 +56,10 @@ def connect(host: str, port: int, deadline: Deadline, *, once: bool = False) -> 
     """
     pause = FIRST_PAUSE_SECONDS
     noticed = False
+    addresses: list[AddressInfo] = []
     while True:
-        addresses: list[AddressInfo] = []
         try:
+            addresses = []
             addresses = resolve(host, port, deadline)
             return _race(addresses, deadline)
         except OSError as error:
@@ -57,8 +71,13 @@ def connect(host: str, port: int, deadline: Deadline, *, once: bool = False) -> 
         if not noticed and deadline.elapsed() > NOTICE_SECONDS:
             noticed = True
             logger.warning("%s", explain_failure(host, port, addresses, failure, deadline))
-        threading.Event().wait(deadline.capped(pause * (0.5 + random.random())))  # noqa: S311 - jitter
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        pause = wait_before_next(pause, deadline)
+
+
+def wait_before_next(pause: float, deadline: Deadline) -> float:
+    """Wait with jitter before another attempt; return the pause before the one after it."""
+    threading.Event().wait(deadline.capped(pause * (0.5 + random.random())))  # noqa: S311 - jitter
+    return min(pause * 2, LONGEST_PAUSE_SECONDS)
 
 
 def explain_failure(
@@ -111,11 +130,12 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[AddressInfo]:
     else:
         asker = threading.Thread(target=ask, name="rallypoint-resolve", daemon=True)
         asker.start()
-        asker.join(max(0.01, deadline.remaining()))
+        asker.join(max(0.01, deadline.capped(LOOKUP_SECONDS)))
         if asker.is_alive():
             raise TimeoutError(errno.ETIMEDOUT, f"the name {host!r} was not resolved in time")
     if failure:
-        raise failure[0]
+        error = failure[0]
+        raise type(error)(error.errno, f"the name {host!r}: {error.strerror or error}")
     if not answer:
         raise OSError(errno.EADDRNOTAVAIL, f"the name {host!r} has no address")
     six = [info for info in answer if info[0] == socket.AF_INET6]
@@ -140,6 +160,7 @@ def _is_ip(host: str) -> bool:
 def _race(addresses: list[AddressInfo], deadline: Deadline) -> socket.socket:
     waiting = list(addresses)
     last: OSError = TimeoutError(errno.ETIMEDOUT, "no address answered in time")
+    attempt = Deadline(deadline.capped(ATTEMPT_SECONDS))
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or selector.get_map():
@@ -148,17 +169,15 @@ def _race(addresses: list[AddressInfo], deadline: Deadline) -> socket.socket:
                     if failed is not None:
                         last = failed
                         continue
-                limit = STAGGER_SECONDS if waiting else deadline.remaining()
-                for key, _events in selector.select(min(limit, deadline.remaining())):
+                limit = STAGGER_SECONDS if waiting else LOOK_SECONDS
+                for key, _events in selector.select(attempt.capped(limit)):
                     sock: socket.socket = key.data
                     selector.unregister(sock)
-                    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    if code == 0 and not _is_self_connection(sock):
-                        return _tuned(sock)
-                    sock.close()
-                    code = code or errno.ECONNREFUSED
-                    last = OSError(code, os.strerror(code))
-                if deadline.expired():
+                    failed = _end(sock)
+                    if failed is None:
+                        return sock
+                    last = failed
+                if attempt.expired() or deadline.expired():
                     break
         finally:
             for key in list(selector.get_map().values()):
@@ -181,17 +200,25 @@ def _begin(info: AddressInfo, selector: selectors.BaseSelector) -> OSError | Non
     return None
 
 
-def _is_self_connection(sock: socket.socket) -> bool:
-    """A connect to a free ephemeral port of one's own may meet itself (simultaneous open)."""
-    return bool(sock.getsockname() == sock.getpeername())
+def _end(sock: socket.socket) -> OSError | None:
+    """Make a connected socket ready; or close it and return why it is not connected."""
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    try:
+        # A connect to a free ephemeral port of one's own may meet itself (simultaneous open).
+        if code == 0 and sock.getsockname() != sock.getpeername():
+            _tune(sock)
+            return None
+    except OSError as error:  # reset already
+        code = error.errno or errno.ECONNRESET
+    sock.close()
+    code = code or errno.ECONNREFUSED
+    return OSError(code, os.strerror(code))
 
 
-def _tuned(sock: socket.socket) -> socket.socket:
+def _tune(sock: socket.socket) -> None:
     sock.setblocking(True)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # macOS names the first one otherwise
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return sock
-

@@ -4,9 +4,11 @@ Used by the store client and by a node's session; what the frames mean is theirs
 """
 
 import contextlib
+import errno
 import hmac
-
+import logging
 import secrets
+import selectors
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -17,11 +19,27 @@ import msgspec
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.store import protocol as p
-from rallypoint.store.connect import connect
+from rallypoint.store.connect import (
+    FIRST_PAUSE_SECONDS,
+    NOTICE_SECONDS,
+    connect,
+    wait_before_next,
+)
+
+logger = logging.getLogger("rallypoint")
 
 SOFTWARE = "rallypoint-python"
 READ_BYTES = 256 * 1024
+HANDSHAKE_SECONDS = 10.0
+SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
+_FINAL = (p.GOODBYE_VERSION, p.GOODBYE_PROTOCOL, p.GOODBYE_LIMIT)
+_ADVICE = "give a port of a Rallypoint server, or a free one"
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
+
+
+class NotOurProtocolError(StoreConnectionError):
+    """The other side is no server of ours, or refuses us for good: trying again is no use."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -46,6 +64,7 @@ class Target:
         """HOST:PORT, for people."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+
 class Link:
     """Frames over one connected socket; not thread-safe but for one sender and one reader."""
 
@@ -53,7 +72,7 @@ class Link:
         self.sock = sock
         self.where = where
         self.welcome = p.Welcome(0, False)
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def send(self, data: bytes) -> None:
         """Send whole frames (StoreConnectionError when the connection is broken)."""
@@ -62,42 +81,85 @@ class Link:
         except OSError as error:
             raise self.broken(error) from error
 
+    def send_reading(self, frames: list[bytes], deadline: Deadline) -> list[bytes]:
+        """Send frames, reading meanwhile; return the bodies that have come.
+
+        A server stops taking requests from a client that leaves its answers unread, so who
+        has much to send and much to read must do both.
+        """
+        bodies: list[bytes] = []
+        view = memoryview(b"".join(frames))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            while view:
+                for _, events in selector.select(deadline.capped(1.0)):
+                    try:
+                        if events & selectors.EVENT_READ:
+                            bodies += self._split(self._read(socket.MSG_DONTWAIT))
+                        if events & selectors.EVENT_WRITE:
+                            view = view[self.sock.send(view, socket.MSG_DONTWAIT) :]
+                    except BlockingIOError:
+                        continue
+                    except StoreConnectionError:
+                        raise
+                    except OSError as error:
+                        raise self.broken(error) from error
+                if view and deadline.expired():
+                    raise self.broken(TimeoutError(errno.ETIMEDOUT, "requests are not taken"))
+        return bodies
+
     def receive(self) -> list[bytes]:
         """Return the bodies that have come, at least one unless the read timed out ([])."""
         bodies: list[bytes] = []
         while not bodies:
-            try:
-                data = self.sock.recv(READ_BYTES)
-            except (BlockingIOError, TimeoutError):
+            data = self._read_in_time()
+            if data is None:
                 return []
-            except OSError as error:
-                raise self.broken(error) from error
-            if not data:
-                raise StoreConnectionError(f"the server at {self.where} closed the connection")
             bodies = self._split(data)
         return bodies
 
+    def receive_some(self) -> list[bytes]:
+        """Read once; return the bodies that are whole now, [] if none, or if it timed out."""
+        data = self._read_in_time()
+        return [] if data is None else self._split(data)
+
+    def _read_in_time(self) -> bytes | None:
+        try:
+            return self._read(0)
+        except (BlockingIOError, TimeoutError):
+            return None
+        except StoreConnectionError:
+            raise
+        except OSError as error:
+            raise self.broken(error) from error
+
+    def _read(self, flags: int) -> bytes:
+        data = self.sock.recv(READ_BYTES, flags)
+        if not data:
+            raise StoreConnectionError(f"the server at {self.where} closed the connection")
+        return data
+
     def _split(self, data: bytes) -> list[bytes]:
-        if self._buffer:
-            data = self._buffer + data
+        buffer = self._buffer
         size = len(data)
-        if size >= 4 and int.from_bytes(data[:4], "big") == size - 4:  # one whole frame: usual
-            self._buffer = b""
-            return [data[4:]]
-        bodies, start = [], 0
+        if not buffer and size >= 4 and int.from_bytes(data[:4], "big") == size - 4:
+            return [data[4:]]  # one whole frame: usual
+        buffer += data  # a long frame comes in many pieces, and is copied once it is whole
+        bodies, start, size = [], 0, len(buffer)
         while size - start >= 4:
-            length = int.from_bytes(data[start : start + 4], "big")
+            length = int.from_bytes(buffer[start : start + 4], "big")
             if length > p.FRAME_LIMIT:
-                raise StoreConnectionError(
+                raise NotOurProtocolError(
                     f"what listens at {self.where} sent a frame of {length} bytes (limit "
-                    f"{p.FRAME_LIMIT}): it is not a Rallypoint server"
+                    f"{p.FRAME_LIMIT}): it is not a Rallypoint server; {_ADVICE}"
                 )
             end = start + 4 + length
             if end > size:
                 break
-            bodies.append(data[start + 4 : end])
+            with memoryview(buffer) as view:
+                bodies.append(bytes(view[start + 4 : end]))
             start = end
-        self._buffer = data[start:]
+        del buffer[:start]
         return bodies
 
     def broken(self, error: OSError) -> StoreConnectionError:
@@ -108,9 +170,16 @@ class Link:
 
     def read_timeout(self, seconds: float) -> None:
         """Let the kernel end a read after so long; cheaper than a poll before each read."""
+        self._kernel_limit(socket.SO_RCVTIMEO, seconds)
+
+    def send_timeout(self, seconds: float) -> None:
+        """Let the kernel end a write that has made no progress for so long."""
+        self._kernel_limit(socket.SO_SNDTIMEO, seconds)
+
+    def _kernel_limit(self, option: int, seconds: float) -> None:
         whole = int(seconds)
         value = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, option, value)
 
     def interrupt(self) -> None:
         """End the connection; a reader blocked in it returns at once."""
@@ -122,20 +191,44 @@ class Link:
         self.interrupt()
         self.sock.close()
 
+    def abandon(self) -> None:
+        """Free this process's copy of the socket after a fork: the parent goes on with its own."""
+        self.sock.close()
+
+
 def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
     """Connect and prove to each other that both sides know the token.
 
+    A connection that breaks in the handshake, or a server that says nothing (held up, or a
+    proxy without a server behind it), is tried again like one that refuses; what answers as
+    something else than a server of ours is not.
+
     Raises StoreConnectionError (see `connect`; also version and protocol), AuthenticationError.
     """
-    link = Link(connect(target.host, target.port, deadline, once=once), target.where)
-    try:
-        link.sock.settimeout(max(0.05, deadline.capped(10.0)))
-        _shake_hands(link, target)
-        link.sock.settimeout(None)
-    except BaseException:
-        link.close()
-        raise
-    return link
+    pause, noticed = FIRST_PAUSE_SECONDS, False
+    while True:
+        link = Link(connect(target.host, target.port, deadline, once=once), target.where)
+        try:
+            link.sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
+            _shake_hands(link, target)
+            link.sock.settimeout(None)
+            link.send_timeout(SEND_SECONDS)
+            return link
+        except (AuthenticationError, NotOurProtocolError):
+            link.close()
+            raise
+        except StoreConnectionError as error:
+            link.close()
+            if once or deadline.expired():
+                raise
+            if not noticed and deadline.elapsed() > NOTICE_SECONDS:
+                noticed = True
+                logger.warning("%s; trying for %.0f s more", error, deadline.remaining())
+        except BaseException:
+            link.close()
+            raise
+        pause = wait_before_next(pause, deadline)
+
 
 def _shake_hands(link: Link, target: Target) -> None:
     nonce = secrets.token_bytes(p.NONCE_BYTES)
@@ -148,6 +241,7 @@ def _shake_hands(link: Link, target: Target) -> None:
     mine = p.proof(target.token, b"client", hello, challenge.nonce) if target.token else b""
     link.send(p.frame(p.Proof(mine)))
     link.welcome = _expect(link, p.Welcome)
+
 
 def _server_unproven(target: Target, challenge: p.Challenge) -> str:
     if not target.token:
@@ -165,31 +259,40 @@ def _server_unproven(target: Target, challenge: p.Challenge) -> str:
         "(RALLYPOINT_TOKEN, token_file), or check that the endpoint is the right one"
     )
 
+
 def _expect(link: Link, kind: type[Any]) -> Any:
     try:
         bodies = link.receive()
+    except NotOurProtocolError:
+        raise
     except StoreConnectionError as error:
         raise StoreConnectionError(
-            f"what listens at {link.where} did not answer as a Rallypoint server: {error}"
+            f"what listens at {link.where} did not answer as a Rallypoint server: {error}; "
+            f"{_ADVICE}"
         ) from error
     if not bodies:
         raise StoreConnectionError(
             f"what listens at {link.where} accepted the connection and said nothing: it is not "
-            "a Rallypoint server, or it is stopped"
+            f"a Rallypoint server, or it is stopped; {_ADVICE}"
         )
     try:
         body = _handshake.decode(bodies[0])
     except msgspec.DecodeError as error:
-        raise StoreConnectionError(
-            f"what listens at {link.where} is not a Rallypoint server: {error}"
+        raise NotOurProtocolError(
+            f"what listens at {link.where} is not a Rallypoint server: {error}; {_ADVICE}"
         ) from error
     if isinstance(body, p.Goodbye):
         raise goodbye_error(link.where, body)
     if not isinstance(body, kind) or len(bodies) > 1:
-        raise StoreConnectionError(f"the server at {link.where} broke the handshake: {body!r}")
+        raise NotOurProtocolError(f"the server at {link.where} broke the handshake: {body!r}")
     return body
+
 
 def goodbye_error(where: str, body: p.Goodbye) -> StoreConnectionError:
     """Return the error for a server that ended the connection with a reason."""
-    kind = AuthenticationError if body.code == p.GOODBYE_TOKEN else StoreConnectionError
+    kind: type[StoreConnectionError] = StoreConnectionError
+    if body.code == p.GOODBYE_TOKEN:
+        kind = AuthenticationError
+    elif body.code in _FINAL:
+        kind = NotOurProtocolError
     return kind(f"the server at {where} closed the connection: {body.reason}")

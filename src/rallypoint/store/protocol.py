@@ -10,7 +10,7 @@ A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMI
     Hello(version, run, nonce, ...)  ->
                                      <-   Challenge(version, nonce, proof)   proof over both nonces
     Proof(proof)                     ->
-                                     <-   Welcome(epoch, resumed)            or Goodbye(code, reason)
+                                     <-   Welcome(epoch, resumed)        or Goodbye(code, reason)
 
 Each side's proof is HMAC-SHA256(token, role | client nonce | server nonce | run), with
 another role for each side, so neither a replay nor a reflection answers a challenge.
@@ -29,6 +29,7 @@ DEFAULT_PORT = 29400  # torchrun's default rendezvous port
 HANDSHAKE_FRAME_LIMIT = 4 * 1024
 FRAME_LIMIT = 128 * 1024 * 1024
 KEY_LIMIT = 4 * 1024
+RUN_LIMIT = 256  # characters
 NONCE_BYTES = 16
 HEADER = struct.Struct(">I")
 
@@ -243,11 +244,13 @@ class Call(_Body, frozen=True, tag=110):
     """A store request; `id` grows with each call of a client and is kept when sent again.
 
     Calls below `low` have been answered to the client: the server forgets their results.
+    `acked` are answered calls above it, since one long wait must not hold back all others.
     """
 
     id: int
     low: int
     request: StoreRequest
+    acked: tuple[int, ...] = ()
 
 
 class Reply(_Body, frozen=True, tag=111):
@@ -288,6 +291,15 @@ def frame(body: msgspec.Struct) -> bytes:
     _encoder.encode_into(body, buffer, 4)
     HEADER.pack_into(buffer, 0, len(buffer) - 4)
     return bytes(buffer)
+
+
+def run_problem(run: str) -> str:
+    """Return what is wrong with a run id, "" if nothing is."""
+    if len(run) > RUN_LIMIT:
+        return f"a run id of {len(run)} characters is above the limit of {RUN_LIMIT}"
+    if not run.isprintable():
+        return f"the run id {run!r} has control characters"
+    return ""
 
 
 def proof(token: bytes, role: bytes, hello: Hello, server_nonce: bytes) -> bytes:

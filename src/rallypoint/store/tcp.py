@@ -9,6 +9,10 @@ When the connection breaks, whoever notices reconnects, and sends again what has
 answered, in order and under the same ids; the server knows the ids it has carried out, so
 each call takes effect exactly once. If it does not know this client any more (it was started
 anew), calls under way fail instead of guessing.
+
+Sending has a lock of its own: whoever is held up in it (a long value, a server that takes
+nothing more before its answers are read) must hold up neither the leader nor the bookkeeping.
+For the same reason only a caller who has sent all it has to send can become the leader.
 """
 
 import os
@@ -20,6 +24,7 @@ import msgspec
 
 from rallypoint.deadline import Deadline, seconds
 from rallypoint.errors import (
+    AuthenticationError,
     ParameterError,
     StoreConnectionError,
     StoreError,
@@ -30,10 +35,11 @@ from rallypoint.errors import (
 from rallypoint.store import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
 from rallypoint.store.hosting import HostedServer, start_server
-from rallypoint.store.link import Link, Target, goodbye_error, open_link
+from rallypoint.store.link import Link, NotOurProtocolError, Target, goodbye_error, open_link
 from rallypoint.store.token import read_token
 
 ANSWER_MARGIN_SECONDS = 10.0  # beyond the call's own limit, for a server that is held up
+BYE_SECONDS = 1.0  # what `close` waits for a frame that is being sent
 LOOK_SECONDS = 5.0  # how often a blocked leader looks at its deadline
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure | p.Goodbye)
 _ERRORS: dict[str, type[StoreError]] = {
@@ -94,16 +100,30 @@ class TCPStore(Store):
             port = self.server.port
         if not 0 < port < 65536:
             raise ParameterError(f"port={port}: must be 1 to 65535 (0 only with is_master)")
-        self._connect(Target(host, port, run, secret))
-        if world_size is not None and wait_for_workers:
-            self._wait_for_workers(world_size)
+        try:
+            self._connect(Target(host, port, run, secret))
+            if world_size is not None and wait_for_workers:
+                self._wait_for_workers(world_size)
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        """Free what a constructor that fails has taken so far."""
+        link = self.__dict__.get("_link")
+        if link is not None:
+            link.close()
+        if self.server is not None:
+            self.server.stop()
 
     def _connect(self, target: Target) -> None:
         self.target = target
         self.host, self.port = target.host, target.port
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # ids, slots, sending, and who leads
+        self._lock = threading.Lock()  # ids, slots, and who leads; never held while waiting
+        self._sending = threading.Lock()  # one frame after the other
         self._slots: dict[int, _Slot] = {}
+        self._acked: list[int] = []  # answered while an older call still waits
         self._last_id = 0
         self._leading = False
         self._closed = False
@@ -141,15 +161,25 @@ class TCPStore(Store):
         return twin
 
     def close(self) -> None:
-        """End the connection, and the server if this store started it."""
+        """End the connection, and the server if this store started it.
+
+        Calls under way end with StoreConnectionError. After a fork only this process's copy
+        of the connection is freed: the parent's goes on.
+        """
+        if self._pid != os.getpid():
+            self._link.abandon()
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        try:
-            self._link.send(p.frame(p.Bye()))
-        except StoreConnectionError:
-            pass  # gone already: nothing to say goodbye to
+        if self._sending.acquire(timeout=BYE_SECONDS):  # not into the middle of a frame
+            try:
+                self._link.send(p.frame(p.Bye()))
+            except StoreConnectionError:
+                pass  # gone already: nothing to say goodbye to
+            finally:
+                self._sending.release()
         self._link.close()
         if self.server is not None:
             self.server.stop()
@@ -157,42 +187,66 @@ class TCPStore(Store):
     # -- one call -------------------------------------------------------------------------
 
     def _call(self, request: p.StoreRequest, timeout: float) -> Any:
+        if self._pid != os.getpid():
+            raise self._unusable()
         slot = _Slot(request, Deadline(timeout + ANSWER_MARGIN_SECONDS))
         with self._lock:
-            if self._closed or self._pid != os.getpid():
+            if self._closed:
                 raise self._unusable()
-            self._last_id += 1
-            call_id = self._last_id
-            low = next(iter(self._slots), call_id)
+            call_id = self._last_id = self._last_id + 1
             self._slots[call_id] = slot
-            data = p.frame(p.Call(call_id, low, request))
-            if len(data) > p.FRAME_LIMIT:
-                del self._slots[call_id]
-                raise StoreLimitError(
-                    f"{type(request).__name__} of {len(data)} bytes is above the limit of "
-                    f"{p.FRAME_LIMIT} bytes a call; split the value"
-                )
-            if self._leading:
-                slot.woken = threading.Lock()
-                slot.woken.acquire()
-            else:
-                self._leading = slot.leads = True
-            link = self._link
-            try:
-                link.send(data)
-            except StoreConnectionError:
-                link.interrupt()  # the reader, this thread or another, sees it and reconnects
+            link, data = self._link, self._frame(call_id, slot)
         try:
+            self._send(link, data, slot)
+            with self._lock:
+                if slot.answer is None:
+                    if self._leading:
+                        slot.woken = threading.Lock()
+                        slot.woken.acquire()
+                    else:
+                        self._leading = slot.leads = True
             if slot.woken is not None:
-                slot.woken.acquire(timeout=slot.deadline.remaining())
+                limit = min(slot.deadline.remaining(), threading.TIMEOUT_MAX)
+                slot.woken.acquire(timeout=limit)
             if slot.leads:
                 self._lead(slot)
+        except BaseException as error:
+            if not isinstance(error, StoreError):
+                link.interrupt()  # a half-sent or half-read frame must not be gone on with
+            raise
         finally:
             with self._lock:
-                del self._slots[call_id]
-                if slot.leads:
-                    self._pass_lead()
+                self._end(call_id, slot)
         return self._result(slot, timeout)
+
+    def _frame(self, call_id: int, slot: _Slot) -> bytes:
+        """Return a new call as a frame; `_slots` holds it already."""
+        low = next(iter(self._slots))
+        acked, self._acked = tuple(self._acked), []
+        data = p.frame(p.Call(call_id, low, slot.request, acked))
+        if len(data) <= p.FRAME_LIMIT:
+            return data
+        del self._slots[call_id]
+        raise StoreLimitError(
+            f"{type(slot.request).__name__} of {len(data)} bytes is above the limit of "
+            f"{p.FRAME_LIMIT} bytes a call; split the value"
+        )
+
+    def _send(self, link: Link, data: bytes, slot: _Slot) -> None:
+        with self._sending:
+            if slot.answer is None:
+                try:
+                    link.send(data)
+                except StoreConnectionError:
+                    link.interrupt()  # the reader, this thread or another, sees and reconnects
+
+    def _end(self, call_id: int, slot: _Slot) -> None:
+        del self._slots[call_id]
+        held_back = bool(self._slots) and next(iter(self._slots)) < call_id
+        if held_back and not isinstance(slot.request, p.REPEATABLE):
+            self._acked.append(call_id)
+        if slot.leads:
+            self._pass_lead()
 
     def _unusable(self) -> StoreConnectionError:
         if self._closed:
@@ -230,6 +284,9 @@ class TCPStore(Store):
             try:
                 for body in link.receive():
                     self._hand_out(_decoder.decode(body))
+            except NotOurProtocolError as error:  # sent again, it would end in the same way
+                self._fail_all(error)
+                link.close()
             except StoreConnectionError as error:
                 self._reconnect(own, error)
             except msgspec.DecodeError as error:
@@ -238,40 +295,85 @@ class TCPStore(Store):
     def _hand_out(self, body: p.Reply | p.Failure | p.Goodbye) -> None:
         if isinstance(body, p.Goodbye):
             raise goodbye_error(self.target.where, body)
-        slot = self._slots.get(body.id)
-        if slot is None:
-            return
-        self._answer(slot, body)
+        with self._lock:
+            slot = self._slots.get(body.id)
+            if slot is not None:
+                self._answer(slot, body)
 
     @staticmethod
     def _answer(slot: _Slot, answer: p.Reply | p.Failure | StoreConnectionError) -> None:
+        if slot.answer is not None:
+            return  # the same answer to a call that was sent again
         slot.answer = answer
         if slot.woken is not None and not slot.leads:
             slot.woken.release()
 
-    def _reconnect(self, own: _Slot, error: StoreConnectionError) -> None:
-        """Connect again and send what was not answered; or fail all calls under way."""
-        epoch = self._link.welcome.epoch
-        self._link.close()
-        if self._closed:
-            own.answer = self._unusable()
-            return
-        try:
-            link = self._open(own.deadline)
-        except StoreConnectionError as failure:
-            own.answer = failure
-            return
-        known = link.welcome.resumed and link.welcome.epoch == epoch
+    def _fail_all(self, error: StoreConnectionError) -> None:
         with self._lock:
-            self._link = link
-            low = next(iter(self._slots), 0)
-            for call_id, slot in self._slots.items():
-                if slot.answer is not None:
-                    continue
-                if known or isinstance(slot.request, p.REPEATABLE):
-                    link.send(p.frame(p.Call(call_id, low, _remaining(slot))))
-                else:
-                    self._answer(slot, self._in_doubt(slot, error))
+            for slot in self._slots.values():
+                self._answer(slot, error)
+
+    # -- after a cut ----------------------------------------------------------------------
+
+    def _reconnect(self, own: _Slot, error: StoreConnectionError) -> None:
+        """Connect again and send what was not answered; or fail the calls in doubt."""
+        while own.answer is None:
+            epoch = self._link.welcome.epoch
+            self._link.close()
+            try:
+                link = self._reopen(own)
+                if link is None:
+                    return
+                known = link.welcome.resumed and link.welcome.epoch == epoch
+                for body in self._send_again(link, known, own, error):
+                    self._hand_out(_decoder.decode(body))
+            except (NotOurProtocolError, AuthenticationError) as failure:
+                self._fail_all(failure)
+            except StoreConnectionError as failure:  # cut again, meanwhile
+                error = failure
+            except msgspec.DecodeError as failure:
+                error = StoreConnectionError(f"{self.target.where}: {failure}")
+            else:
+                return
+
+    def _reopen(self, own: _Slot) -> Link | None:
+        link = None
+        if not self._closed:
+            try:
+                link = self._open(own.deadline)
+            except (NotOurProtocolError, AuthenticationError):
+                raise
+            except StoreConnectionError as failure:
+                own.answer = failure
+                return None
+        if self._is_closed():  # before, or meanwhile
+            if link is not None:
+                link.close()
+            own.answer = self._unusable()
+            return None
+        return link
+
+    def _is_closed(self) -> bool:
+        with self._lock:
+            return self._closed
+
+    def _send_again(
+        self, link: Link, known: bool, own: _Slot, error: StoreConnectionError
+    ) -> list[bytes]:
+        """Make it the link, and send the calls under way; return what was answered meanwhile."""
+        with self._sending:
+            with self._lock:
+                self._link = link
+                low = next(iter(self._slots), 0)
+                again: list[bytes] = []
+                for call_id, slot in self._slots.items():
+                    if slot.answer is not None:
+                        continue
+                    if known or isinstance(slot.request, p.REPEATABLE):
+                        again.append(p.frame(p.Call(call_id, low, _remaining(slot))))
+                    else:
+                        self._answer(slot, self._in_doubt(slot, error))
+            return link.send_reading(again, own.deadline)
 
     def _in_doubt(self, slot: _Slot, error: StoreConnectionError) -> StoreConnectionError:
         return StoreConnectionError(

@@ -20,6 +20,7 @@ from rallypoint.rendezvous.core.events import (
     Leave,
     Lost,
     Message,
+    Refused,
     RejoinOver,
     ReplacementWaitOver,
     RoundSealed,
@@ -180,3 +181,16 @@ def sealed(*names: str, least: int = 2, most: int = 4, **settings: Any) -> Drive
         run.last_call_over()
     assert sorted(run.ranks()) == sorted(names)
     return run
+
+
+def refusal(run: Drive, node: str) -> Refused:
+    """Return the one refusal that the last step has for a node."""
+    (message,) = (m for m in run.sent(node) if isinstance(m, Refused))
+    return message
+
+
+def unchanged(run: Drive, *events: Event) -> None:
+    """Let events happen that must change nothing and tell nobody anything."""
+    before = run.state
+    step = run.do(*events)
+    assert (step.state, step.messages) == (before, ())

@@ -9,7 +9,9 @@ from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds, timers
 from rallypoint.rendezvous.core.events import (
     Beat,
+    Close,
     Event,
+    Finish,
     LastCallOver,
     Leave,
     Refused,
@@ -70,12 +72,13 @@ def test_j3_max_nodes_seal_at_once() -> None:
     run.join("node1", "node2")
     step = run.join("node3")
     assert step.reason == (
-        "round 1 sealed with 3 nodes: 3 of up to 3 nodes have come; round 1 is at work with 3 nodes"
+        "round 1 sealed with 3 nodes: 3 of the 3 nodes wanted have come; round 1 is at work with 3 nodes"
     )
     assert step.timers == ()
     assert [run.kinds(n) for n in ("node1", "node2", "node3")] == [["RoundSealed"]] * 3
 
 
+@pytest.mark.cases("C5")
 @pytest.mark.parametrize(("target", "sealed_at"), [(2, 2), (3, 3), (None, 4), (9, 4)])
 def test_j3_target_nodes_seal_at_once(target: int | None, sealed_at: int) -> None:
     run = Drive(2, 4, target_nodes=target)
@@ -136,6 +139,7 @@ def test_e1_stale_timers_of_gathering_change_nothing(event: Event) -> None:
     assert run.do(event).state == before
 
 
+@pytest.mark.cases("B1")
 def test_j5_after_a_loss_the_survivors_seal_at_once() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node2")
@@ -143,7 +147,7 @@ def test_j5_after_a_loss_the_survivors_seal_at_once() -> None:
     step = run.rejoin("node3")
     assert run.number == 2
     assert run.ranks() == ["node1", "node3"]
-    assert run.record.reason == "all 2 nodes that are alive have come"
+    assert run.record.reason == "all that are alive have come: 2 nodes"
     assert step.timers == ()
 
 
@@ -221,16 +225,38 @@ def test_j5_the_loss_of_a_newcomer_starts_no_replacement_wait() -> None:
     assert run.lose("node9").timers == (RejoinOver(1, 2),)
 
 
+def test_j5_one_that_finished_meanwhile_is_not_waited_for_as_if_lost() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.rejoin("node1")
+    run.do(Finish("node2", 1, 1))
+    run.rejoin("node3")
+    assert run.ranks() == ["node1", "node3"]
+
+
+def test_j5_losing_one_that_has_joined_again_starts_the_replacement_wait_too() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.rejoin("node1", "node2")
+    assert run.lose("node1").timers == (RejoinOver(1, 2), ReplacementWaitOver(1, 2))
+
+
+def test_j5_a_finished_node_that_goes_starts_no_replacement_wait() -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=5)
+    run.finish("node1")
+    run.rejoin("node2")
+    assert run.leave("node1").timers == (RejoinOver(1, 2),)
+
+
 def test_g1_no_round_while_a_told_participant_is_missing() -> None:
     run = sealed("node1", "node2", "node3", rejoin_seconds=9)
     step = run.rejoin("node1", "node2", why="nodes wait")
+    assert step.reason.startswith("node2 pid 2 joined again; 2 of at least 2 nodes")
     rejoin = RejoinOver(incarnation=1, round=2)
     assert (run.phase, step.timers) == ("Gathering", (rejoin,))
     assert timer_seconds(step.state, rejoin) == 9
     assert step.reason.endswith("; waiting for node3 pid 3 to join again (rejoin_timeout=9 s)")
     step = run.rejoin_over()
     assert run.ranks() == ["node1", "node2"]
-    assert step.reason.startswith("round 2 sealed with 2 nodes: all 2 nodes that are alive")
+    assert step.reason.startswith("round 2 sealed with 2 nodes: all that are alive have")
     (refused,) = run.sent("node3")
     assert isinstance(refused, Refused)
     assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"
@@ -317,6 +343,8 @@ def test_a_batch_tells_its_last_three_notes_and_none_twice_running() -> None:
     run = Drive(9, 9)
     step = run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4, 4)), Beat("node1"))
     assert step.reason.startswith("node2 pid 2 joined; node3 pid 3 joined; node4 pid 4 joined; 4 ")
+    step = run.do(run.joining("ghost", after=1), run.joining("ghost", after=1))
+    assert step.reason.count("refused ghost") == 1
 
 
 def test_the_given_state_is_not_changed() -> None:
@@ -349,6 +377,17 @@ def test_close_ends_the_incarnation_in_every_phase() -> None:
         assert run.places() == {}
         assert step.reason.endswith("run 'demo' was closed at noon by alice: enough")
         assert [run.kinds(name) for name in prepare] == [["RunClosed"]] * len(prepare)
+
+
+@pytest.mark.parametrize(("known", "closed"), [(0, True), (1, False), (2, True), (3, False)])
+def test_e1_a_close_meant_for_another_incarnation_changes_nothing(known: int, closed: bool) -> None:
+    run = sealed("node1", "node2")
+    run.close()
+    run.join("node3", new_incarnation=True)
+    assert run.state.incarnation == 2
+    run.do(Close("alice", "too late", incarnation=known))
+    assert (run.phase == "Closed") is closed
+    assert (run.step.messages == ()) is not closed
 
 
 def test_a_large_batch_is_one_step() -> None:

@@ -3,12 +3,14 @@
 import pytest
 from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
 
+from rallypoint.rendezvous.core.events import Disconnected, Reconnected
 from rallypoint.rendezvous.core.explain import (
     closed_sentence,
     describe,
-    goal_nodes,
+    goal_of,
     missing,
     names,
+    nodes,
     phase_name,
     rows,
 )
@@ -31,7 +33,6 @@ def test_names_are_in_natural_order_and_few() -> None:
 def test_a_run_that_nobody_opened() -> None:
     state = State(run_id="demo")
     assert describe(state) == "run 'demo' has not been opened: no node has joined"
-    assert goal_nodes(state) == 0
 
 
 def test_gathering_says_how_many_are_missing() -> None:
@@ -54,9 +55,30 @@ def test_closed_says_who_when_and_why(phase: Closed, sentence: str) -> None:
     assert describe(State(run_id="x", phase=phase)) == sentence
 
 
-@pytest.mark.parametrize(("target", "goal"), [(None, 4), (3, 3), (9, 4)])
-def test_the_goal(target: int | None, goal: int) -> None:
-    assert goal_nodes(State(run_id="x", settings=a_settings(2, 4, target_nodes=target))) == goal
+@pytest.mark.parametrize(
+    ("target", "goal"), [(None, 4), (0, 4), (1, 2), (2, 2), (3, 3), (4, 4), (9, 4)]
+)
+def test_the_goal_is_within_the_bounds(target: int | None, goal: int) -> None:
+    assert goal_of(a_settings(2, 4, target_nodes=target)) == goal
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])
+def test_numbers_of_nodes(count: int, words: str) -> None:
+    assert nodes(count) == words
+
+
+def test_a_cut_connection_is_what_is_waited_for() -> None:
+    run = Drive(2, 3, grace_seconds=2)
+    run.join("node1")
+    run.do(Disconnected("node1"))
+    assert "cut" not in describe(run.state)  # more nodes are what is missing
+    run.join("node2")
+    assert describe(run.state) == (
+        "2 of at least 2 nodes have joined round 1; "
+        "waiting for node1 pid 1, whose connection is cut (disconnect_grace=2 s)"
+    )
+    run.do(Reconnected("node1"))
+    assert describe(run.state).endswith("; last call for up to 1 more (last_call=30 s)")
 
 
 def test_phase_names() -> None:

@@ -59,6 +59,10 @@ BROKEN_STATES: dict[str, tuple[State, str]] = {
         change(GOOD, settings=change(GOOD.settings, max_nodes=2)),
         "3 seats are outside the bounds",
     ),
+    "goal": (
+        change(GOOD, settings=change(GOOD.settings, target_nodes=2)),
+        "3 seats are outside the bounds",
+    ),
     "unopened": (change(GOOD, settings=None), "3 seats are outside the bounds of None"),
     "no seat": (
         change(GOOD, participants={**GOOD.participants, **EXTRA}),

@@ -35,10 +35,11 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RoundSealed,
     RunClosed,
+    Send,
     Timer,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.explain import goal_nodes
+from rallypoint.rendezvous.core.explain import goal_of
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
@@ -156,7 +157,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def as_one_and_one_by_one(self, *events: Event) -> None:
         whole = advance(self.state, *events)
-        state, messages = decode(encode(self.state)), []
+        state = decode(encode(self.state))
+        messages: list[Send] = []
         single = self.state
         for event in events:
             step = advance(single, event)
@@ -243,7 +245,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert isinstance(self.state.phase, Closed)
             assert self.state.phase.finished
 
-    @precondition(lambda self: timers(self.run.state))
+    @precondition(lambda self: bool(timers(self.run.state)))
     @rule(index=st.integers(0, 1))
     def a_timer_ends(self, index: int) -> None:
         running = timers(self.state)
@@ -251,7 +253,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.apply(timer)
         assert timer not in timers(self.state)
 
-    @precondition(lambda self: self.seen_timers)
+    @precondition(lambda self: bool(self.seen_timers))
     @rule(index=st.integers(0, 30))
     def a_timer_ends_late(self, index: int) -> None:
         timer = self.seen_timers[index % len(self.seen_timers)]

@@ -1,9 +1,7 @@
-"""Joining, going and working, rule by rule (J1, J6, N1, N2, L1 to L3, I1, C1, E1, F1, B1)."""
-
-from typing import Any
+"""Joining, rule by rule (J1, J6, N1, N2, I1, R1, C1, E1); see also test_going and test_working."""
 
 import pytest
-from tests.rendezvous.core.builders import Drive, a_failure, a_settings, sealed
+from tests.rendezvous.core.builders import Drive, a_failure, a_settings, refusal, sealed, unchanged
 
 from rallypoint.rendezvous.core.events import (
     Beat,
@@ -12,39 +10,18 @@ from rallypoint.rendezvous.core.events import (
     Event,
     Fail,
     Finish,
-    Join,
     Leave,
     Lost,
     Parked,
-    Reconnected,
     Refusal,
-    Refused,
     RoundOpened,
     RoundSealed,
-    RunClosed,
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.state import (
-    FAILURES_LIMIT,
     Closed,
-    Gathering,
     Standing,
-    find,
 )
-
-
-def refusal(run: Drive, node: str) -> Refused:
-    """Return the one refusal that the last step has for a node."""
-    (message,) = (m for m in run.sent(node) if isinstance(m, Refused))
-    return message
-
-
-def unchanged(run: Drive, *events: Event) -> None:
-    """Let events happen that must change nothing and tell nobody anything."""
-    before = run.state
-    step = run.do(*events)
-    assert (step.state, step.messages) == (before, ())
-
 
 # -- J1: joining is idempotent ------------------------------------------------------------
 
@@ -143,7 +120,7 @@ def test_n1_a_newcomer_waits_while_there_is_room_and_is_a_spare_when_there_is_no
     )
     run.join("node4")
     assert run.places()["spares"] == ["node4"]
-    assert run.sent("node4") == [Parked(1, 1, True, "round 1 is full (max_nodes=3)")]
+    assert run.sent("node4") == [Parked(1, 1, True, "round 1 has all the 3 nodes wanted")]
     assert run.sent("node1") == []  # spares never disturb a round
     assert run.step.reason.endswith("; 1 wait for the next round; 1 spare")
 
@@ -176,6 +153,7 @@ def test_n2_a_participant_that_joins_again_opens_a_round_and_all_are_told_why() 
     assert run.places() == {"candidates": ["node1"], "participants": ["node2"]}
     assert step.state.opening == why
     assert f"(opened because {why})" in step.reason
+    assert step.reason.startswith(f"round 2 opens: {why}; 1 of at least 2")
     run.rejoin("node2")
     assert (run.number, run.state.opening) == (2, "")
 
@@ -205,164 +183,6 @@ def test_n2_a_rejoin_brings_a_new_port_but_keeps_slot_and_hint() -> None:
     assert (seat.node.slot, seat.node.node_rank) == ("s1", 1)
 
 
-# -- L1, L2, L3: going --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cause", list(Cause))
-def test_l1_a_loss_opens_the_next_round_and_names_who_was_lost(cause: Cause) -> None:
-    run = sealed("node1", "node2", "node3")
-    step = run.lose("node3", cause)
-    why = f"node3 pid 3 was lost: {cause.value}"
-    assert step.state.phase == Gathering(round=2, lost=True, former=3)
-    assert run.sent("node1") == run.sent("node2") == [RoundOpened(1, 2, why, ("node3 pid 3",))]
-    fenced = Refused(Refusal.FENCED, f"node3 pid 3: {cause.value}", 1, 1)
-    assert run.sent("node3") == [fenced]
-    assert step.reason == (
-        f"round 2 opens: {why}; 0 of at least 2 nodes have joined round 2 (opened because {why}); "
-        "waiting for node1 pid 1, node2 pid 2 to join again (rejoin_timeout=60 s)"
-    )
-
-
-def test_l1_the_last_participant_is_lost() -> None:
-    run = sealed("node1", least=1, most=1)
-    run.lose("node1")
-    assert (run.places(), run.step.timers) == ({}, ())
-    assert run.kinds("node1") == ["Refused"]
-
-
-@pytest.mark.parametrize("why", ["", "SIGTERM"])
-@pytest.mark.cases("C1")
-def test_c1_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
-    run = sealed("node1", "node2", "node3", least=1)
-    run.leave("node1", why)
-    text = "node1 pid 1 left" + (": SIGTERM" if why else "")
-    assert run.sent("node2") == [RoundOpened(1, 2, text, ("node1 pid 1",))]
-    assert run.sent("node1") == []
-    assert run.state.fenced == {}
-    run.rejoin("node2", "node3")
-    assert sorted(run.ranks()) == ["node2", "node3"]
-    run.join("node1b")  # and it may come back
-    assert run.places()["waiting"] == ["node1b"]
-
-
-@pytest.mark.cases("C9")
-def test_c9_l3_when_all_leave_the_run_is_still_open() -> None:
-    run = sealed("node1", "node2")
-    run.leave("node1", "ValueError")
-    run.leave("node2", "ValueError")
-    assert run.phase == "Gathering"
-    run.join("node3", "node4")
-    run.last_call_over()
-    assert run.ranks() == ["node3", "node4"]
-
-
-def test_l1_a_late_lapse_changes_nothing() -> None:
-    run = sealed("node1", "node2")
-    run.do(Beat("node2"))
-    unchanged(run, Lost("node2", Cause.LEASE, beats=0))
-    run.lose("node2", beats=1)
-    assert run.number == 2
-
-
-def test_l1_a_beat_is_counted_in_every_place() -> None:
-    run = sealed("node1", "node2", most=2)
-    run.join("node3")
-    run.finish("node2")
-    run.do(Beat("node1"), Beat("node2"), Beat("node3"), Beat("node3"), Beat("nobody"))
-    beats = [member.beats for n in ("node1", "node2", "node3") if (member := find(run.state, n))]
-    assert beats == [1, 1, 2]
-    run.rejoin("node1")
-    member = find(run.state, "node1")
-    assert member is not None
-    assert member.beats == 1  # or a lapse seen before could kill it
-
-
-def test_l1_a_cut_connection_that_comes_back_changes_nothing_else() -> None:
-    run = sealed("node1", "node2")
-    before = run.state
-    step = run.do(Disconnected("node1"))
-    assert (step.messages, step.timers) == ((), ())
-    member = find(step.state, "node1")
-    assert member is not None
-    assert not member.connected
-    unchanged(run, Disconnected("node1"))
-    assert run.do(Reconnected("node1")).state == before
-    unchanged(run, Reconnected("node1"), Disconnected("nobody"), Reconnected("nobody"))
-
-
-def test_l1_joining_again_over_another_connection_marks_it_connected() -> None:
-    run = sealed("node1", "node2")
-    run.do(Disconnected("node1"))
-    run.rejoin("node1")
-    member = find(run.state, "node1")
-    assert member is not None
-    assert member.connected
-
-
-def test_l1_losing_one_that_waits_is_told_as_a_count() -> None:
-    run = sealed("node1", "node2")
-    run.join("node3", "node4")
-    run.lose("node3")
-    assert run.sent("node1") == [WaitingChanged(1, 1, 1)]
-    assert run.number == 1
-
-
-@pytest.mark.parametrize("place", ["spares", "finished"])
-def test_l1_losing_one_that_does_not_work_disturbs_nobody(place: str) -> None:
-    run = sealed("node1", "node2", most=2)
-    run.join("node3")
-    run.finish("node2")
-    gone = {"spares": "node3", "finished": "node2"}[place]
-    run.lose(gone)
-    assert [send.to for send in run.step.messages] == [(gone,)]
-    assert run.phase == "Sealed"
-
-
-def test_l2_a_fenced_node_is_told_before_anything_else() -> None:
-    run = sealed("node1", "node2", "node3")
-    run.lose("node3")
-    before = run.state
-    for after in (0, 1):
-        run.join("node3", after=after, settings=a_settings(9, 9))
-        assert refusal(run, "node3").refusal is Refusal.FENCED
-        assert refusal(run, "node3").why == "node3 pid 3: its lease lapsed"
-        assert run.state == before
-    run.close()
-    run.join("node3")
-    assert refusal(run, "node3").refusal is Refusal.FENCED
-
-
-@pytest.mark.cases("C2")
-@pytest.mark.parametrize("noticed", [False, True], ids=["in-time", "after-the-loss"])
-def test_c2_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
-    run = sealed("node1", "node2", "node3")
-    run.lose("node3")
-    if noticed:
-        run.rejoin("node1", "node2")
-    run.join("node3b")
-    run.rejoin("node1", "node2")
-    assert run.ranks() == ["node1", "node2", "node3b"]
-
-
-@pytest.mark.parametrize(("after", "incarnation"), [(1, 1), (1, 0), (0, 7), (3, 2)])
-def test_l2_e1_one_that_speaks_of_what_is_not_known_is_fenced(after: int, incarnation: int) -> None:
-    run = sealed("node1", "node2")
-    before = run.state
-    run.join("ghost", after=after, incarnation=incarnation)
-    assert refusal(run, "ghost").refusal is Refusal.FENCED
-    assert refusal(run, "ghost").why == (
-        f"it speaks of incarnation {incarnation}, round {after}, "
-        "in which it is not known here any more"
-    )
-    assert run.state == before
-
-
-@pytest.mark.parametrize("event", [Leave("nobody"), Lost("nobody", Cause.DIED)])
-def test_l1_a_stranger_that_goes_changes_nothing(event: Event) -> None:
-    run = sealed("node1", "node2")
-    unchanged(run, event)
-
-
 # -- I1 and hints: the same place ---------------------------------------------------------
 
 
@@ -386,6 +206,27 @@ def test_i1_the_same_slot_replaces_at_once_and_fences_the_old_one(place: str) ->
     expected = "candidates" if place == "participants" else place
     assert "new" in run.places()[expected]
     assert step.messages
+
+
+def test_i1_n1_a_replacement_waits_where_the_old_one_waited_before_any_spare() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("old", slot="pod-1")
+    run.join("spare")
+    run.join("new", slot="pod-1")
+    assert (run.places()["waiting"], run.places()["spares"]) == (["new"], ["spare"])
+    assert run.sent("node1") == [WaitingChanged(1, 1, 1)]
+    assert run.sent("spare") == []
+
+
+def test_i1_n1_when_one_replaces_two_that_waited_the_first_spare_waits_too() -> None:
+    run = sealed("node1", "node2", most=4)
+    run.join("a", slot="s0")
+    run.join("b", node_rank=1)
+    run.join("spare5", "spare6")
+    run.do(Disconnected("b"))
+    run.join("c", slot="s0", node_rank=1)
+    assert (run.places()["waiting"], run.places()["spares"]) == (["c", "spare5"], ["spare6"])
+    assert run.sent("node1")[-1] == WaitingChanged(1, 1, 2)
 
 
 def test_i1_a_replacement_takes_rank_and_standing_of_a_participant() -> None:
@@ -557,211 +398,14 @@ def test_c7_a_finished_run_says_so_and_its_failures_are_history() -> None:
     )
 
 
+def test_e1_new_incarnation_is_no_way_around_the_fence_of_this_one() -> None:
+    run = sealed("node1", "node2")
+    run.join("ghost", after=1, incarnation=1, new_incarnation=True)
+    assert refusal(run, "ghost").refusal is Refusal.FENCED
+
+
 def test_e1_new_incarnation_of_an_open_run_changes_nothing_for_a_newcomer() -> None:
     run = sealed("node1", "node2")
     run.join("node3", new_incarnation=True)
     assert run.state.incarnation == 1
     assert run.places()["waiting"] == ["node3"]
-
-
-# -- F1: finishing ------------------------------------------------------------------------
-
-
-def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> None:
-    run = sealed("node1", "node2", most=2)
-    run.join("spare")
-    step = run.finish("node1")
-    assert run.places()["finished"] == ["node1"]
-    assert step.messages == ()
-    assert step.reason == (
-        "node1 pid 1 has finished; round 1 is at work with 2 nodes; 1 have finished, "
-        "still working: node2 pid 2; 1 spare"
-    )
-    step = run.finish("node2", at="noon")
-    why = "all 2 nodes of round 1 finished"
-    closed = RunClosed(1, 1, "node2 pid 2", "noon", why, finished=True)
-    assert [run.sent(n) for n in ("node1", "node2", "spare")] == [[closed]] * 3
-    assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, finished=True)
-
-
-def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
-    run = sealed("node1", "node2")
-    run.join("node3")
-    run.finish("node1")
-    why = "round 1 is ending: 1 nodes have finished"
-    assert run.sent("node3") == [Parked(1, 1, True, why)]
-    assert run.sent("node2") == [WaitingChanged(1, 1, 0)]
-    assert run.step.reason.startswith("node1 pid 1 has finished; round 1 is at work")
-    run.join("node4")
-    assert run.sent("node4") == [Parked(1, 1, True, why)]
-    assert run.places()["spares"] == ["node3", "node4"]
-
-
-def test_f1_a_finished_node_is_neither_lost_nor_missing() -> None:
-    run = sealed("node1", "node2", "node3", least=1)
-    run.finish("node1")
-    run.lose("node2")
-    assert run.places() == {"finished": ["node1"], "participants": ["node3"]}
-    run.rejoin("node3")
-    assert run.ranks() == ["node3"]
-    run.finish("node3")
-    assert run.phase == "Closed"
-
-
-def test_f1_a_finished_node_may_leave_and_the_run_still_finishes() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    run.leave("node1")
-    assert run.phase == "Sealed"
-    run.finish("node2")
-    assert isinstance(run.state.phase, Closed)
-    assert run.state.phase.finished
-
-
-def test_f1_below_min_it_says_who_will_not_come() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    run.fail("node2")
-    step = run.rejoin("node2")
-    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not come again")
-
-
-def test_f1_finishing_twice_changes_nothing_and_a_finished_node_cannot_join() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    unchanged(run, Finish("node1", 1, 1))
-    before = run.state
-    run.join("node1", after=1)
-    assert refusal(run, "node1").refusal is Refusal.STALE
-    assert run.state == before
-
-
-def test_f1_one_that_was_done_before_it_heard_of_the_next_round() -> None:
-    run = sealed("node1", "node2", "node3")
-    run.lose("node3")
-    step = run.do(Finish("node2", 1, 1))
-    assert run.places() == {"finished": ["node2"], "participants": ["node1"]}
-    assert step.reason.startswith("node2 pid 2 has finished and does not join again; ")
-
-
-@pytest.mark.parametrize(
-    ("event", "why"),
-    [
-        (Finish("node1", 2, 2), "round 2 is not the one this node works in"),
-        (Finish("nobody", 1, 2), "round 2 is not the one this node works in"),
-        (Finish("node1", 1, 1), "round 1 is over; this is round 2"),
-        (Finish("node1", 1, 3), "round 3 is over; this is round 2"),
-    ],
-)
-def test_e1_a_finish_of_another_round_is_refused(event: Finish, why: str) -> None:
-    run = sealed("node1", "node2")
-    run.rejoin("node1", "node2")
-    before = run.state
-    run.do(event)
-    assert refusal(run, event.node) == Refused(Refusal.STALE, why, 1, 2)
-    assert run.state == before
-
-
-def test_e1_a_finish_of_an_older_round_while_gathering_is_refused() -> None:
-    run = sealed("node1", "node2")
-    run.rejoin("node1", "node2")
-    run.rejoin("node1")
-    run.do(Finish("node2", 1, 1))
-    assert refusal(run, "node2").why == "round 1 is over; this is round 3"
-
-
-# -- B1: the budget -----------------------------------------------------------------------
-
-
-def test_b1_a_failing_worker_opens_a_round_and_uses_up_the_budget() -> None:
-    run = sealed("node1", "node2", max_restarts=1)
-    step = run.fail("node1", a_failure("node1", code=3))
-    why = "a worker failed: rank 0 (local 0) on node1: exit code 3"
-    assert run.sent("node2") == [RoundOpened(1, 2, why)]
-    assert step.state.restarts == 1
-    assert [f.round for f in step.state.failures] == [1]
-    run.rejoin("node1", "node2")
-    assert run.record.restarts == 1
-    step = run.fail("node2", a_failure("node2", code=4, at="noon"))
-    why = (
-        "a worker failed and max_restarts=1 is used up: "
-        "rank 0 (local 0) on node2: exit code 4 at noon"
-    )
-    assert step.state.phase == Closed(2, "node2 pid 2", "noon", why)
-    assert step.state.restarts == 1
-    (closed,) = run.sent("node1")
-    assert isinstance(closed, RunClosed)
-    assert [f.exit_code for f in closed.failures] == [4]
-
-
-def test_b1_none_is_no_limit_and_membership_changes_cost_nothing() -> None:
-    run = sealed("node1", "node2", "node3")
-    for _ in range(5):
-        run.fail("node1")
-        run.rejoin("node1", "node2", "node3")
-    assert run.state.restarts == 5
-    run.lose("node3")
-    run.rejoin("node1", "node2")
-    assert run.state.restarts == 5
-
-
-def test_b1_leaving_and_coming_back_does_not_refill_it() -> None:
-    run = sealed("node1", "node2", least=1, most=2, max_restarts=1)
-    run.fail("node1")
-    run.leave("node1")
-    run.join("node1b")
-    run.rejoin("node2")
-    run.fail("node1b")
-    assert run.phase == "Closed"
-
-
-def test_b1_later_failures_of_the_round_are_consequences_and_counted_once() -> None:
-    run = sealed("node1", "node2", max_restarts=9)
-    run.fail("node1", a_failure("node1", code=1))
-    run.fail("node2", a_failure("node2", code=2), number=1)
-    run.fail("node2", a_failure("node2", code=2), number=1)  # sent again after a reconnect
-    assert [f.exit_code for f in run.state.failures] == [1, 2]
-    assert run.state.restarts == 1
-    for code in range(3, 60):
-        run.fail("node2", a_failure("node2", code=code), number=1)
-    assert len(run.state.failures) == FAILURES_LIMIT
-    assert run.state.failures[0].exit_code == 1
-
-
-def test_b1_failures_after_a_loss_are_not_mixed_with_those_of_an_older_round() -> None:
-    run = sealed("node1", "node2", "node3")
-    run.fail("node1", a_failure("node1", code=1))
-    run.rejoin("node1", "node2", "node3")
-    run.lose("node3")
-    run.fail("node2", a_failure("node2", code=7), number=2)
-    assert [(f.round, f.exit_code) for f in run.state.failures] == [(2, 7)]
-    assert run.state.restarts == 1
-
-
-def stale_failures() -> dict[str, dict[str, Any]]:
-    return {
-        "incarnation": {"node": "node1", "incarnation": 2, "round": 1},
-        "stranger": {"node": "nobody", "incarnation": 1, "round": 1},
-        "round": {"node": "node1", "incarnation": 1, "round": 2},
-        "older": {"node": "node1", "incarnation": 1, "round": 0},
-    }
-
-
-@pytest.mark.parametrize("fields", stale_failures().values(), ids=stale_failures())
-def test_e1_a_stale_failure_changes_nothing(fields: dict[str, Any]) -> None:
-    run = sealed("node1", "node2")
-    unchanged(run, Fail(failure=a_failure(), **fields))
-
-
-def test_e1_a_stale_failure_while_gathering_changes_nothing() -> None:
-    run = sealed("node1", "node2")
-    run.rejoin("node1")
-    unchanged(run, Fail("node2", 1, 2, a_failure()))
-    unchanged(run, Fail("node1", 1, 1, a_failure()))  # has joined again already
-
-
-def test_a_join_by_itself_opens_a_run() -> None:
-    run = Drive(1, 1)
-    step = run.do(Join(node=run.joining("solo").node, settings=a_settings(1, 1)))
-    assert step.state.opened_by == "solo id solo"
-    assert run.ranks() == ["solo"]

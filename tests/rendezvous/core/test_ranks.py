@@ -59,6 +59,12 @@ def test_r1_the_host_name_is_what_is_compared_where_there_is_one() -> None:
     assert order(b, a, c) == ["z", "x", "y"]
 
 
+def test_r1_hosts_of_one_name_are_in_order_of_their_addresses() -> None:
+    late = a_member("x", 2, address="10.0.0.9", host="same")
+    soon = a_member("y", 1, address="10.0.0.10", host="same")
+    assert order(soon, late) == ["x", "y"]
+
+
 @pytest.mark.cases("A8")
 def test_a8_r1_equal_names_are_told_apart_by_arrival() -> None:
     same = [a_member(n, i, address="host") for i, n in enumerate(("c", "a", "b"))]
@@ -173,7 +179,7 @@ def test_r1_the_fewest_survivors_move(ranks: set[int], newcomers: int) -> None:
 
 
 def test_s2_seat_order() -> None:
-    member = a_member("m", 9, rank=1)
+    member = a_member("m", 9, rank=7)
     replaced = Member(node=a_node("r"), arrival=8, standing=Standing.MEMBER)
     waiting = Member(node=a_node("w"), arrival=5, standing=Standing.WAITING)
     spare, new = a_member("s", 2), a_member("n", 3)

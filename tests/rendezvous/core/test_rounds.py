@@ -1,10 +1,22 @@
 """Opening, sealing and closing: who gets a seat (S1, S2), who is parked (N1), what is told."""
 
 import pytest
-from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
+from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed, unchanged
 
+from rallypoint.rendezvous.core.codec import decode, encode
 from rallypoint.rendezvous.core.draft import Draft
-from rallypoint.rendezvous.core.events import Parked, RoundSealed, RunClosed, WaitingChanged
+from rallypoint.rendezvous.core.events import (
+    Cause,
+    Disconnected,
+    Event,
+    LastCallOver,
+    Parked,
+    Reconnected,
+    ReplacementWaitOver,
+    RoundSealed,
+    RunClosed,
+    WaitingChanged,
+)
 from rallypoint.rendezvous.core.rounds import (
     close_run,
     end_waiting,
@@ -58,6 +70,20 @@ def test_s2_members_then_those_waiting_then_spares_each_in_order_of_arrival() ->
     assert run.places()["spares"] == ["spare2"]
 
 
+def test_s2_the_order_of_arrival_survives_storing_the_state() -> None:
+    run = sealed("n1", "n2", least=2, most=4)
+    for name in ("z", "y", "x"):
+        run.join(name)
+        run.state = decode(encode(run.state))  # sorts the places by id
+    arrivals = {
+        n: m.arrival for p in ("waiting", "spares") for n, m in getattr(run.state, p).items()
+    }
+    assert arrivals == {"z": 3, "y": 4, "x": 5}
+    run.rejoin("n1", "n2")
+    assert sorted(run.ranks()) == ["n1", "n2", "y", "z"]
+    assert run.places()["spares"] == ["x"]
+
+
 def test_s2_a_newcomer_while_gathering_comes_after_spares_that_came_before() -> None:
     run = sealed("node1", "node2", least=1, most=2)
     run.join("spare")
@@ -81,16 +107,217 @@ def test_n1_at_sealing_left_over_nodes_are_told_their_place() -> None:
     run.join("s1", "s2")
     run.lose("node2")
     run.rejoin("node1")
-    assert run.sent("s2") == [Parked(1, 2, True, "round 2 is full (max_nodes=2)")]
+    assert run.sent("s2") == [Parked(1, 2, True, "round 2 has all the 2 nodes wanted")]
     assert run.sent("s1") == [RoundSealed(run.record)]
-    assert run.step.reason.startswith("round 2 sealed with 2 nodes: 2 of up to 2 nodes have come")
+    assert run.step.reason.startswith("round 2 sealed with 2 nodes: ")
 
 
-def test_n1_target_reached_leaves_room_up_to_max() -> None:
-    run = sealed("node1", "node2", least=2, most=4, target_nodes=2)
-    run.join("node3", "node4", "node5")
-    assert run.places()["waiting"] == ["node3", "node4"]
-    assert run.places()["spares"] == ["node5"]
+@pytest.mark.parametrize(
+    ("target", "waiting", "spares"),
+    [
+        (2, [], ["node3", "node4", "node5", "node6"]),
+        (3, ["node3"], ["node4", "node5", "node6"]),
+        (4, ["node3", "node4"], ["node5", "node6"]),
+        (None, ["node3", "node4", "node5"], ["node6"]),
+    ],
+)
+def test_n1_room_is_measured_by_the_goal(
+    target: int | None, waiting: list[str], spares: list[str]
+) -> None:
+    run = Drive(2, 5, target_nodes=target)
+    run.join("node1", "node2")
+    if run.phase == "LastCall":
+        run.last_call_over()
+    run.join("node3", "node4", "node5", "node6")
+    assert run.places() == {
+        "participants": ["node1", "node2"],
+        **({"waiting": waiting} if waiting else {}),
+        "spares": spares,
+    }
+    run.rejoin("node1", "node2")
+    assert len(run.record.seats) == (target or 5)
+    assert sorted(run.ranks()) == ["node1", "node2", *waiting]
+    assert "waiting" not in run.places()
+
+
+def test_j3_e3_no_more_seats_than_the_goal_even_where_max_has_room() -> None:
+    run = Drive(2, 6, target_nodes=3)
+    run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4)))  # the fourth comes in the same batch
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.places()["spares"] == ["node4"]
+    run.lose("node1")
+    run.join("node5")
+    run.rejoin("node2", "node3")
+    assert run.ranks() == ["node4", "node2", "node3"]
+    assert run.sent("node5") == [Parked(1, 2, True, "round 2 has all the 3 nodes wanted")]
+
+
+def test_j3_a_target_below_min_nodes_is_raised_to_it() -> None:
+    run = Drive(3, 5, target_nodes=1)  # our own settings refuse this, another client may not
+    run.join("node1", "node2")
+    assert run.phase == "Gathering"
+    run.join("node3")
+    assert run.ranks() == ["node1", "node2", "node3"]
+
+
+# -- N1: the first spare waits where one that waited is gone --------------------------------------
+
+
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_n1_the_first_spare_waits_for_one_that_is_gone(how: str) -> None:
+    run = sealed("node1", "node2", most=4)
+    run.join("z3", "y4", "x5", "w6")
+    run.state = decode(encode(run.state))  # sorts the places by id; arrival decides
+    step = run.leave("z3") if how == "leave" else run.lose("z3")
+    assert (run.places()["waiting"], run.places()["spares"]) == (["x5", "y4"], ["w6"])
+    why = "round 1 is at work with 2 nodes; the next one has room"
+    assert run.sent("x5") == [Parked(1, 1, False, why)]
+    assert run.sent("node1") == run.sent("node2") == [WaitingChanged(1, 1, 2)]
+    assert [run.sent(n) for n in ("y4", "w6")] == [[], []]
+    gone = "z3 pid 3 left" if how == "leave" else "z3 pid 3 was lost: its lease lapsed"
+    assert step.reason.startswith(f"{gone}; x5 pid 5 waits: {why}; round 1 is at work")
+
+
+def test_n1_without_spares_there_is_one_less_to_wait() -> None:
+    run = sealed("node1", "node2", most=4)
+    run.join("node3", "node4")
+    run.leave("node3")
+    assert [s.message for s in run.step.messages] == [WaitingChanged(1, 1, 1)]
+    assert run.places()["waiting"] == ["node4"]
+
+
+@pytest.mark.parametrize("gone", ["spare4", "spare5"])
+def test_n1_a_spare_that_goes_moves_nobody(gone: str) -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3", "spare4", "spare5")
+    run.leave(gone)
+    assert run.places()["waiting"] == ["node3"]
+    assert run.step.messages == ()
+
+
+def test_n1_f1_in_a_round_that_is_ending_no_spare_waits() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3", "spare4")
+    run.finish("node1")
+    run.leave("node3")
+    assert "waiting" not in run.places()
+    assert run.places()["spares"] == ["spare4"]
+
+
+# -- nothing is sealed while a candidate's connection is cut --------------------------------------
+
+
+def nearly(rule: str) -> tuple[Drive, Event]:
+    """Return a run that lacks one event to be sealed, and that event."""
+    if rule == "J3":
+        run = Drive(2, 3)
+        run.join("node1", "node2")
+        return run, run.joining("node3")
+    if rule == "J4":
+        run = Drive(2, 3)
+        run.join("node1", "node2")
+        return run, LastCallOver(1, 1, 1)
+    run = sealed("node1", "node2", "node3", "node4", replacement_seconds=5)
+    run.lose("node4")
+    run.rejoin("node1", "node2")
+    if rule == "J5":
+        run.replacement_over()
+        return run, run.joining("node3", after=1, incarnation=1)
+    run.rejoin("node3")
+    return run, ReplacementWaitOver(1, 2)
+
+
+RULES = ["J3", "J4", "J5", "J5 after the wait"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("end", ["reconnected", "joined again", "lost"])
+def test_no_round_is_sealed_while_a_candidate_is_cut(rule: str, end: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node2"))
+    step = run.do(last)
+    assert run.phase in ("Gathering", "LastCall")
+    # the host's grace is all that is waited for; a last call not yet over goes on if it is lost
+    assert step.timers == ((LastCallOver(1, 1, 1),) if rule == "J3" else ())
+    assert step.reason.endswith(
+        "; waiting for node2 pid 2, whose connection is cut (disconnect_grace=1 s)"
+    )
+    if end == "reconnected":
+        run.do(Reconnected("node2"))
+    elif end == "joined again":
+        run.join("node2")
+    else:
+        run.lose("node2", Cause.DISCONNECT)
+    if end == "lost" and rule in ("J3", "J4"):  # as if it had never come
+        assert run.phase == ("LastCall" if rule == "J3" else "Gathering")
+        assert "node2" not in run.places()["candidates"]
+    else:
+        assert ("node2" in run.ranks()) is (end != "lost")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_cut_connection_that_is_back_before_delays_nothing(rule: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node2"), Reconnected("node2"), last)
+    assert "node2" in run.ranks()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_cut_candidates_must_be_back(rule: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node1"), Disconnected("node2"), last)
+    run.do(Reconnected("node1"))
+    assert run.phase != "Sealed"
+    run.do(Reconnected("node2"))
+    assert run.phase == "Sealed"
+
+
+def test_a_last_call_that_is_over_goes_on_with_another_when_too_few_are_left() -> None:
+    run, last = nearly("J4")
+    run.do(Disconnected("node2"))
+    run.do(last)
+    assert run.state.phase == LastCall(1, 1, over=True)
+    unchanged(run, last)
+    run.lose("node2", Cause.DISCONNECT)
+    assert run.state.phase == Gathering(round=1)
+    run.join("node4")
+    assert run.state.phase == LastCall(1, 2)
+    assert run.step.timers == (LastCallOver(1, 1, 2),)
+
+
+def test_a_last_call_that_is_over_seals_with_who_came_meanwhile() -> None:
+    run, last = nearly("J4")
+    run.settings = a_settings(2, 3)
+    run.do(Disconnected("node2"))
+    run.do(last)
+    run.join("node3")
+    assert run.phase == "LastCall"  # full, and one of them cut
+    run.do(Reconnected("node2"))
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.record.reason == "3 of the 3 nodes wanted have come"
+
+
+def test_a_cut_spare_delays_the_round_that_it_would_be_left_out_of() -> None:
+    run = sealed("node1", "node2", most=2)
+    run.join("spare")
+    run.do(Disconnected("spare"))
+    run.rejoin("node1", "node2")
+    assert run.phase == "Gathering"
+    run.lose("spare", Cause.DISCONNECT)
+    assert run.ranks() == ["node1", "node2"]
+
+
+@pytest.mark.parametrize("place", ["participants", "finished"])
+def test_who_is_no_candidate_delays_by_being_cut_nothing_but_its_own_return(place: str) -> None:
+    run = sealed("node1", "node2", "node3")
+    if place == "finished":
+        run.finish("node3")
+    run.do(Disconnected("node3"))
+    run.rejoin("node1", "node2")
+    if place == "participants":
+        assert run.step.reason.endswith("node3 pid 3 to join again (rejoin_timeout=60 s)")
+        run.rejoin("node3")
+    assert run.number == len(run.told) == 2
 
 
 @pytest.mark.cases("C6")
@@ -148,7 +375,7 @@ def test_park_is_for_sealed_rounds() -> None:
 def test_settle_leaves_sealed_and_closed_alone() -> None:
     run = sealed("node1", "node2")
     d = draft_of(run)
-    settle(d, last_call_over=True)
+    settle(d)
     assert d.freeze() == run.state
     run.close()
     d = draft_of(run)
@@ -215,5 +442,5 @@ def test_seal_forgets_why_the_round_was_opened() -> None:
     d = Draft(State(run_id="demo", settings=a_settings(1, 1), opening="x", phase=LastCall(1, 1)))
     d.put(d.candidates, Member(node=a_node("node1"), arrival=1))
     seal(d, "y")
-    assert (d.opening, d.note) == ("", "round 1 sealed with 1 nodes: y")
+    assert (d.opening, d.note) == ("", "round 1 sealed with 1 node: y")
     assert d.participants["node1"].standing is Standing.MEMBER

@@ -73,7 +73,8 @@ def timers(state: State) -> tuple[Timer, ...]:
     """Return the timers that should run in a state."""
     phase, settings = state.phase, state.settings
     if isinstance(phase, LastCall):
-        return (LastCallOver(state.incarnation, phase.round, phase.call),)
+        call = LastCallOver(state.incarnation, phase.round, phase.call)
+        return () if phase.over else (call,)
     if not isinstance(phase, Gathering) or settings is None:
         return ()
     running: list[Timer] = []
@@ -104,7 +105,7 @@ def _last_call_over(d: Draft, e: LastCallOver) -> None:
     current = isinstance(phase, LastCall) and (phase.round, phase.call) == (e.round, e.call)
     if current and e.incarnation == d.incarnation:
         d.note = "the last call is over"
-        settle(d, last_call_over=True)  # J4
+        d.phase = LastCall(e.round, e.call, over=True)  # J4
 
 
 def _rejoin_over(d: Draft, e: RejoinOver) -> None:
@@ -126,7 +127,8 @@ def _gathering(d: Draft, incarnation: int, number: int) -> bool:
 
 
 def _close(d: Draft, e: Close) -> None:
-    close_run(d, e.by, e.at, e.why, finished=False)  # L3: only here and in F1
+    if e.incarnation in (0, d.incarnation):  # E1
+        close_run(d, e.by, e.at, e.why, finished=False)  # L3: only here, in F1 and in B1
 
 
 _RULES: dict[type, Callable[[Draft, Any], None]] = {

@@ -65,11 +65,12 @@ class Fail(_Value, frozen=True, tag=True):
 
 
 class Close(_Value, frozen=True, tag=True):
-    """Someone ends the incarnation."""
+    """Someone ends the incarnation that it knows (0: whichever is open)."""
 
     by: str
     why: str
     at: str = ""
+    incarnation: int = 0
 
 
 class Beat(_Value, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from rallypoint.rendezvous.core.state import (
     Member,
     Node,
     Sealed,
+    Settings,
     State,
 )
 
@@ -55,7 +56,7 @@ def closed_sentence(run_id: str, phase: Closed) -> str:
 
 def _sealed(state: State, phase: Sealed) -> str:
     record = phase.record
-    text = f"round {record.number} is at work with {len(record.seats)} nodes"
+    text = f"round {record.number} is at work with {nodes(len(record.seats))}"
     if phase.done:
         text += f"; {len(phase.done)} have finished"
         text += f", still working: {names(state.participants.values())}"
@@ -84,19 +85,25 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
         if state.finished:
             text += f"; {len(state.finished)} have finished and will not come again"
         return text
+    cut = [m for m in state.candidates.values() if not m.connected]
+    if cut:
+        text += f"; waiting for {names(cut)}, whose connection is cut"
+        return text + f" (disconnect_grace={settings.grace_seconds:g} s)"
     if isinstance(phase, LastCall):
-        goal = goal_nodes(state)
-        text += f"; last call for up to {goal - have} more"
+        text += f"; last call for up to {goal_of(settings) - have} more"
         return text + f" (last_call={settings.last_call_seconds:g} s)"
     return text + f"; waiting for a replacement (replacement_wait={settings.replacement_seconds:g})"
 
 
-def goal_nodes(state: State) -> int:
-    """Return the number of candidates at which a round seals at once (rule J3)."""
-    settings = state.settings
-    if settings is None:
-        return 0
-    return min(settings.target_nodes or settings.max_nodes, settings.max_nodes)
+def goal_of(settings: Settings) -> int:
+    """Return the number of nodes wanted: a round seals at once with them (J3), has no more."""
+    wanted = settings.target_nodes or settings.max_nodes
+    return max(settings.min_nodes, min(wanted, settings.max_nodes))  # a stranger may send any
+
+
+def nodes(count: int) -> str:
+    """Return a number of nodes in words."""
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def phase_name(state: State) -> str:

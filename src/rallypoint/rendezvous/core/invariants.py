@@ -7,6 +7,7 @@ simulator run them after each step.
 from collections.abc import Iterable
 
 from rallypoint.rendezvous.core.events import RoundSealed, Send
+from rallypoint.rendezvous.core.explain import goal_of
 from rallypoint.rendezvous.core.state import (
     FENCED_LIMIT,
     PLACES,
@@ -59,7 +60,7 @@ def _check_sealed(state: State, phase: Sealed) -> list[str]:
     ids = [seat.node.id for seat in record.seats]
     if len(set(ids)) != len(ids):
         broken.append("a node has two seats")
-    if settings is None or not settings.min_nodes <= len(ids) <= settings.max_nodes:
+    if settings is None or not settings.min_nodes <= len(ids) <= goal_of(settings):
         broken.append(f"{len(ids)} seats are outside the bounds of {settings}")
     if not set(state.participants) <= set(ids) - phase.done:
         broken.append("a participant has no seat, or has finished")
@@ -95,7 +96,7 @@ def check_step(before: State, after: State, messages: Iterable[Send]) -> list[st
             if here < there or (here == there and isinstance(after.phase, Closed)):
                 continue  # sealed, and over again, within one batch
             broken.append(f"nodes were told of round {record.number}, which does not stand")
-    if lost := set(before.fenced) - set(after.fenced):
-        if len(after.fenced) < FENCED_LIMIT:
-            broken.append(f"fenced nodes were forgotten: {sorted(lost)}")
+    lost = set(before.fenced) - set(after.fenced)
+    if lost and len(after.fenced) < FENCED_LIMIT:
+        broken.append(f"fenced nodes were forgotten: {sorted(lost)}")
     return broken

@@ -9,6 +9,7 @@ import msgspec
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
     Beat,
+    Cause,
     Disconnected,
     Fail,
     Finish,
@@ -23,7 +24,14 @@ from rallypoint.rendezvous.core.events import (
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.explain import closed_sentence
-from rallypoint.rendezvous.core.rounds import close_run, end_waiting, open_round, park, standing_as
+from rallypoint.rendezvous.core.rounds import (
+    close_run,
+    end_waiting,
+    fill_waiting,
+    open_round,
+    park,
+    standing_as,
+)
 from rallypoint.rendezvous.core.state import (
     FAILURES_LIMIT,
     Closed,
@@ -32,6 +40,7 @@ from rallypoint.rendezvous.core.state import (
     Node,
     NodeId,
     Sealed,
+    Settings,
     Standing,
 )
 
@@ -72,6 +81,7 @@ def _reopen(d: Draft, phase: Closed) -> None:
 
 def _join_again(d: Draft, e: Join) -> None:
     node, phase = e.node, d.phase
+    _mark(d, node.id, connected=True)
     if node.id in d.candidates:  # J1: idempotent
         return
     if node.id in d.finished:
@@ -136,14 +146,18 @@ def _join_anew(d: Draft, e: Join) -> None:
         )
         d.refuse(node.id, Refusal.NODE_RANK, why)  # R1
         return
+    waited = 0
     for former in (same_rank, same_slot):
         if former is not None:  # I1: the same slot, or the rank of one whose connection is cut
             rank, standing = former.rank, former.standing
-            lose(d, former.node.id, f"replaced by {node.label} in the same place")
+            waited += former.node.id in d.waiting
+            lose(d, former.node.id, f"replaced by {node.label} in the same place", replaced=True)
     d.arrivals += 1
     member = Member(node=node, arrival=d.arrivals, rank=rank, standing=standing)
     if isinstance(d.phase, Sealed):
-        park(d, member)
+        park(d, member)  # waits where the one that it replaces has waited
+        if waited > 1:
+            fill_waiting(d)
     else:
         d.put(d.candidates, member)
         d.note = d.note or f"{node.label} joined"
@@ -157,26 +171,29 @@ def leave(d: Draft, e: Leave) -> None:
     place = d.place_of(e.node)
     if place is not None:
         label = place[e.node].node.label
-        _remove(d, e.node, f"{label} left" + (f": {e.why}" if e.why else ""))
+        _remove(d, e.node, f"{label} left" + (f": {e.why}" if e.why else ""), lost=False)
 
 
 def lost(d: Draft, e: Lost) -> None:
     """A node's lease lapsed or its grace is over; what was seen too late changes nothing (L1)."""
     place = d.place_of(e.node)
-    if place is not None and place[e.node].beats == e.beats:
-        lose(d, e.node, e.cause.value)
+    if place is None or place[e.node].beats != e.beats:
+        return
+    if e.cause is Cause.DISCONNECT and place[e.node].connected:
+        return  # it came back in time
+    lose(d, e.node, e.cause.value)
 
 
-def lose(d: Draft, node: NodeId, why: str) -> None:
+def lose(d: Draft, node: NodeId, why: str, replaced: bool = False) -> None:
     """Take a node out as lost, and fence it (L1, L2)."""
     place = d.place_of(node)
     if place is not None:
         label = place[node].node.label
         d.fence(node, f"{label}: {why}")
-        _remove(d, node, f"{label} was lost: {why}")
+        _remove(d, node, f"{label} was lost: {why}", lost=True, replaced=replaced)
 
 
-def _remove(d: Draft, node: NodeId, why: str) -> None:
+def _remove(d: Draft, node: NodeId, why: str, lost: bool, replaced: bool = False) -> None:
     phase = d.phase
     worked, waited = node in d.participants, node in d.waiting
     counted = worked or node in d.candidates
@@ -185,10 +202,11 @@ def _remove(d: Draft, node: NodeId, why: str) -> None:
     if isinstance(phase, Sealed):
         if worked:
             open_round(d, why, lost=(member.node.label,))
-        elif waited:
-            d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
+        elif waited and not replaced:
+            fill_waiting(d)
     elif isinstance(phase, Gathering) and counted and member.standing is Standing.MEMBER:
-        d.phase = msgspec.structs.replace(phase, lost=True)
+        d.phase = msgspec.structs.replace(phase, lost=True, charged=phase.charged and not lost)
+        d.restarts -= phase.charged and lost  # B1: the workers failed because a node was lost
 
 
 # -- working ------------------------------------------------------------------------------
@@ -228,20 +246,26 @@ def fail(d: Draft, e: Fail) -> None:
     failure = msgspec.structs.replace(e.failure, round=e.round)
     if isinstance(phase, Sealed) and phase.record.number == e.round:
         d.failures = (failure,)
-        d.restarts += 1
-        label = d.participants[e.node].node.label
-        budget = d.settings.max_restarts
-        if budget is not None and d.restarts > budget:
-            d.restarts = budget
-            why = f"a worker failed and max_restarts={budget} is used up: {e.failure.label}"
-            close_run(d, label, e.failure.at, why, finished=False)
-        else:
-            open_round(d, f"a worker failed: {e.failure.label}")
+        _open_after_failure(d, e, d.settings)
     elif isinstance(phase, Gathering) and e.round == phase.round - 1:
         if not d.failures or d.failures[0].round != e.round:
             d.failures = ()  # those are of an older round
         if failure not in d.failures:  # a consequence, most likely
             d.failures = (*d.failures, failure)[:FAILURES_LIMIT]
+
+
+def _open_after_failure(d: Draft, e: Fail, settings: Settings) -> None:
+    member = d.participants[e.node]
+    budget = settings.max_restarts
+    charged = all(m.connected for m in d.participants.values())  # else it is that node's loss
+    if charged and budget is not None and d.restarts >= budget:
+        why = f"a worker failed and max_restarts={budget} is used up: {e.failure.label}"
+        close_run(d, member.node.label, e.failure.at, why, finished=False)
+        return
+    open_round(d, f"a worker failed: {e.failure.label}")
+    if charged and isinstance(d.phase, Gathering):
+        d.restarts += 1
+        d.phase = msgspec.structs.replace(d.phase, charged=True)
 
 
 def beat(d: Draft, e: Beat) -> None:

@@ -28,7 +28,10 @@ def seat_order(member: Member) -> tuple[int, int]:
     return (1 if member.standing is Standing.WAITING else 2, member.arrival)
 
 
-def first_order(member: Member) -> tuple[bool, int, bool, NaturalKey, NaturalKey, int]:
+FirstOrder = tuple[bool, int, bool, NaturalKey, NaturalKey, NaturalKey, int]
+
+
+def first_order(member: Member) -> FirstOrder:
     """Return a sort key for nodes that have no rank yet."""
     node = member.node
     label = node.topology
@@ -37,7 +40,8 @@ def first_order(member: Member) -> tuple[bool, int, bool, NaturalKey, NaturalKey
         node.node_rank or 0,
         label is None,
         natural_key(label or ""),
-        natural_key(node.host or node.address),
+        natural_key(node.host),
+        natural_key(node.address),  # several hosts may have one name
         member.arrival,
     )
 

@@ -9,6 +9,7 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
+from rallypoint.rendezvous.core.explain import goal_of, nodes
 from rallypoint.rendezvous.core.state import (
     Closed,
     Gathering,
@@ -45,7 +46,7 @@ def standing_as(member: Member, standing: Standing, rank: int | None) -> Member:
     )
 
 
-def settle(d: Draft, last_call_over: bool = False) -> None:
+def settle(d: Draft) -> None:
     """Seal the round, or move between Gathering and LastCall, as the candidates allow."""
     phase, settings = d.phase, d.settings
     if settings is None or not isinstance(phase, (Gathering, LastCall)):
@@ -55,12 +56,13 @@ def settle(d: Draft, last_call_over: bool = False) -> None:
         if isinstance(phase, LastCall):
             d.phase = Gathering(round=phase.round)
         return
-    goal = min(settings.target_nodes or settings.max_nodes, settings.max_nodes)
+    goal = goal_of(settings)
     if have >= goal:
-        seal(d, f"{have} of up to {goal} nodes have come")  # J3
-    elif last_call_over:
-        seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
-    elif isinstance(phase, Gathering):
+        seal(d, f"{have} of the {goal} nodes wanted have come")  # J3
+    elif isinstance(phase, LastCall):
+        if phase.over:
+            seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
+    else:
         _settle_gathering(d, phase, settings)
 
 
@@ -73,15 +75,19 @@ def _settle_gathering(d: Draft, phase: Gathering, settings: Settings) -> None:
     patient = phase.lost and not phase.patience_over and settings.replacement_seconds > 0
     if patient and len(d.candidates) < phase.former:
         return
-    seal(d, f"all {len(d.candidates)} nodes that are alive have come")  # J5
+    seal(d, f"all that are alive have come: {nodes(len(d.candidates))}")  # J5
 
 
 def seal(d: Draft, reason: str) -> None:
-    """Enter Sealed(n): hand out seats (S2) and ranks (R1), tell everyone."""
-    if d.settings is None:
+    """Enter Sealed(n): hand out seats (S2) and ranks (R1), tell everyone.
+
+    While a candidate's connection is cut nothing is sealed: within disconnect_grace it is
+    back or lost, and a seat for a dead node would cost everyone a round.
+    """
+    if d.settings is None or not all(m.connected for m in d.candidates.values()):
         return
     claims = sorted(d.candidates.values(), key=ranks.seat_order)
-    seated = ranks.assign_ranks(claims[: d.settings.max_nodes])
+    seated = ranks.assign_ranks(claims[: goal_of(d.settings)])
     number = d.round
     record = ranks.make_round(d.incarnation, number, seated, d.restarts, reason)
     d.participants = ranks.by_id(seated)
@@ -92,7 +98,7 @@ def seal(d: Draft, reason: str) -> None:
     d.send(d.participants, RoundSealed(record))
     for member in left_over:
         park(d, member)
-    d.note = f"round {number} sealed with {len(seated)} nodes: {reason}"
+    d.note = f"round {number} sealed with {nodes(len(seated))}: {reason}"
 
 
 def park(d: Draft, member: Member) -> None:
@@ -100,7 +106,7 @@ def park(d: Draft, member: Member) -> None:
     phase = d.phase
     if not isinstance(phase, Sealed) or d.settings is None:
         return
-    free = d.settings.max_nodes - len(phase.record.seats) - len(d.waiting)
+    free = goal_of(d.settings) - len(phase.record.seats) - len(d.waiting)
     spare = free <= 0 or bool(phase.done)  # who has finished will not come again: no new round
     d.put(d.spares if spare else d.waiting, standing_as(member, Standing.NEW, None))
     why = _parked_reason(phase, d.settings, spare)
@@ -115,8 +121,22 @@ def _parked_reason(phase: Sealed, settings: Settings, spare: bool) -> str:
     if phase.done:
         return f"round {record.number} is ending: {len(phase.done)} nodes have finished"
     if spare:
-        return f"round {record.number} is full (max_nodes={settings.max_nodes})"
-    return f"round {record.number} is at work with {len(record.seats)} nodes; the next one has room"
+        return f"round {record.number} has all the {goal_of(settings)} nodes wanted"
+    return (
+        f"round {record.number} is at work with {nodes(len(record.seats))}; the next one has room"
+    )
+
+
+def fill_waiting(d: Draft) -> None:
+    """Someone who waited has gone: the first spare waits in its place, everyone is told."""
+    if d.spares:
+        first = min(d.spares.values(), key=lambda member: member.arrival)
+        del d.spares[first.node.id]
+        gone = d.note
+        park(d, first)
+        d.note = f"{gone}; {d.note}"
+    else:
+        d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
 
 
 def end_waiting(d: Draft) -> None:

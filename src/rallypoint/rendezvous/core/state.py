@@ -65,7 +65,8 @@ class Settings(_Value, frozen=True):
     Args:
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round.
-        target_nodes: size at which a round seals at once, if below max_nodes.
+        target_nodes: nodes wanted: a round seals at once with them, and has no more seats;
+            None for max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit (rule B1).
         last_call_seconds: extra wait after min_nodes in a first round (rule J2).
         rejoin_seconds: how long a told participant may take to join again (rule G1).
@@ -195,21 +196,27 @@ class Round(_Value, frozen=True):
 class Gathering(_Value, frozen=True, tag=True):
     """Nodes are joining round `round`. `lost`: a participant was lost on the way here.
 
-    `former` is the number of participants of the round before. With `patience` over,
-    nobody waits for replacements any more.
+    `former` is the number of participants of the round before. With `patience_over`,
+    nobody waits for replacements any more. `charged`: a failing worker opened it at the
+    expense of the budget, which is given back if a node turns out to have been lost (B1).
     """
 
     round: int
     lost: bool = False
     former: int = 0
     patience_over: bool = False
+    charged: bool = False
 
 
 class LastCall(_Value, frozen=True, tag=True):
-    """min_nodes are there; late ones have a last chance. `call` tells apart repeated calls."""
+    """min_nodes are there; late ones have a last chance. `call` tells apart repeated calls.
+
+    Once `over`, the round seals as soon as no candidate's connection is cut.
+    """
 
     round: int
     call: int
+    over: bool = False
 
 
 class Sealed(_Value, frozen=True, tag=True):

@@ -1,0 +1,164 @@
+"""Draws the phases of a run from the core itself, into docs/state-machine.md.
+
+    python docs/diagram.py
+
+Explores the real `advance` breadth first, on a few small runs of up to three nodes, and
+writes down which events lead from which phase to which. tests/test_state_diagram.py fails
+when the page is not current.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rallypoint.rendezvous.core.advance import advance, timers
+from rallypoint.rendezvous.core.events import (
+    Cause,
+    Close,
+    Event,
+    Fail,
+    Finish,
+    Join,
+    Leave,
+    Lost,
+)
+from rallypoint.rendezvous.core.state import (
+    PLACES,
+    Closed,
+    Failure,
+    Gathering,
+    Node,
+    Sealed,
+    Settings,
+    State,
+    find,
+    round_number,
+)
+
+PAGE = Path(__file__).resolve().parent / "state-machine.md"
+BEGIN, END = "<!-- generated: diagram -->", "<!-- end: diagram -->"
+DEPTH = 7  # events; the test shows that one more adds nothing
+CASES = (
+    Settings(min_nodes=1, max_nodes=1),
+    Settings(min_nodes=1, max_nodes=2, max_restarts=0),
+    Settings(min_nodes=2, max_nodes=3),
+    Settings(min_nodes=1, max_nodes=3, target_nodes=2, replacement_seconds=1.0),
+)
+SLOTS = ("node1", "node2", "node3")
+PHASES = ("Gathering", "LastCall", "Sealed", "Closed")
+
+Transition = tuple[str, str]
+
+
+def explore() -> dict[Transition, dict[str, str]]:
+    """Return for each change of phase the words for its events, each with its first reason."""
+    found: dict[Transition, dict[str, str]] = {}
+    for settings in CASES:
+        queue = deque([(State(run_id="demo"), 0)])
+        seen = {key(queue[0][0])}
+        while queue:
+            state, depth = queue.popleft()
+            for word, event in events(state, settings):
+                step = advance(state, event)
+                change = (name(state), name(step.state))
+                if change[0] != change[1] or number(state) != number(step.state):
+                    found.setdefault(change, {}).setdefault(word, step.reason.split("; ")[0])
+                after = msgspec.structs.replace(step.state, fenced={})  # another process comes
+                if depth + 1 < DEPTH and key(after) not in seen:
+                    seen.add(key(after))
+                    queue.append((after, depth + 1))
+    return found
+
+
+def name(state: State) -> str:
+    """Return the name of a state's phase."""
+    return type(state.phase).__name__
+
+
+def number(state: State) -> int:
+    """Return the number of a state's round."""
+    return round_number(state.phase)
+
+
+def key(state: State) -> tuple[object, ...]:
+    """Return what tells apart states that can go different ways; counters do not matter."""
+    phase = state.phase
+    flags: tuple[object, ...] = ()
+    if isinstance(phase, Gathering):
+        flags = (phase.lost, phase.former, phase.patience_over)
+    elif isinstance(phase, Sealed):
+        flags = (len(phase.record.seats), phase.done)
+    members = tuple(
+        (place, member.node.slot, member.standing)
+        for place in PLACES
+        for member in sorted(getattr(state, place).values(), key=lambda m: m.node.address)
+    )
+    return (name(state), number(state) > 1, flags, members, state.restarts)
+
+
+def events(state: State, settings: Settings) -> Iterator[tuple[str, Event]]:
+    """Yield what can happen in a state, with a word for it."""
+    incarnation, current = state.incarnation, number(state)
+    due = current if isinstance(state.phase, Sealed) else current - 1
+    for slot in SLOTS:
+        first, second = (Node(id=slot + letter, address=slot, slot=slot) for letter in "ab")
+        node = next((node for node in (first, second) if find(state, node.id)), None)
+        if isinstance(state.phase, Closed):
+            yield "join (new incarnation)", Join(first, settings, new_incarnation=True)
+        elif node is None:
+            yield "join", Join(first, settings)
+        else:
+            same = "join" if node.id in state.finished else "join (same slot)"
+            yield same, Join(second if node is first else first, settings)
+            if node.id in state.participants:
+                yield "join again", Join(node, settings, incarnation, due)
+            yield "leave", Leave(node.id)
+            yield "lost", Lost(node.id, Cause.LEASE)
+            yield "finish", Finish(node.id, incarnation, due)
+            yield "fail", Fail(node.id, incarnation, due, Failure(slot, 0, 0, 1))
+    if not isinstance(state.phase, Closed):
+        yield "close", Close("a user", "enough")
+    for timer in timers(state):
+        yield TIMERS[type(timer).__name__], timer
+
+
+TIMERS = {
+    "LastCallOver": "last call over",
+    "RejoinOver": "rejoin_timeout",
+    "ReplacementWaitOver": "replacement_wait",
+}
+
+
+def diagram() -> str:
+    """Return the diagram and the table below it."""
+    found = explore()
+    changes = sorted(found, key=lambda c: (PHASES.index(c[0]), PHASES.index(c[1])))
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> Gathering"]
+    for change in changes:
+        lines.append(f"    {change[0]} --> {change[1]} : {', '.join(sorted(found[change]))}")
+    lines += ["```", "", "| from | to | event | for example |", "|---|---|---|---|"]
+    for change in changes:
+        for word, reason in sorted(found[change].items()):
+            lines.append(f"| {change[0]} | {change[1]} | {word} | {reason} |")
+    return "\n".join(lines)
+
+
+def renewed() -> str:
+    """Return the page with its diagram as it must be."""
+    text = PAGE.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{PAGE} has no place for the diagram: {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{diagram()}\n\n{END}{after}"
+
+
+def main() -> None:
+    """Write the diagram anew."""
+    PAGE.write_text(renewed(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

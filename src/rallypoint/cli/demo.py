@@ -1,0 +1,137 @@
+"""`rallypoint demo`: the main job on this machine, with its figures.
+
+A server and four nodes train on the digits. In mid-training the node with rank 0 is killed
+with SIGKILL; the others go on as a round of three. A fifth node comes and is taken in, and
+all finish. The demo only listens (see `demo_story` for what is measured, and how), every
+wait has a limit, and exit code 0 means that everything came as it should.
+"""
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from rallypoint.agent.policy import EXIT_DONE, EXIT_FAILED, EXIT_SIGNAL_BASE
+from rallypoint.agent.report import complain
+from rallypoint.cli.demo_stage import InterruptedShow, Stage
+from rallypoint.cli.demo_story import Story, checks, figures
+from rallypoint.cli.demo_view import View, summary
+from rallypoint.deadline import Deadline
+from rallypoint.errors import RallypointError
+from rallypoint.rendezvous import defaults
+
+SCRIPT = "train_digits.py"
+NODES = 4
+NNODES = f"2:{NODES}"  # four seal the first round at once, and two would go on
+SIZES = [NODES, NODES - 1, NODES]
+EPOCHS = 24
+STEP_DELAY_SECONDS = 0.03  # an epoch of 12 steps is then long enough to be watched
+EPOCHS_BEFORE_KILL = 5
+EPOCHS_BEFORE_NEWCOMER = 2
+SERVER_SECONDS = 30.0
+WAIT_SECONDS = 60.0  # for each step; on two cores each takes less than ten
+
+
+class ShowFailed(RallypointError):
+    """The demo cannot go on: a step did not come in time, or a process ended early."""
+
+
+@click.command("demo")
+def command() -> None:
+    """Show the main job on this machine: four nodes train, one is killed, another comes."""
+    story = Story()
+    try:
+        _need_examples()
+        _show(story)
+        code = EXIT_DONE
+    except InterruptedShow as error:
+        complain(f"demo: {error}; everything was ended")
+        raise SystemExit(EXIT_SIGNAL_BASE + error.number) from None
+    except RallypointError as error:
+        complain(f"demo: {error}")
+        code = EXIT_FAILED
+    if story.rounds:
+        found = checks(story, SIZES)
+        for line in summary(story, figures(story, defaults.value("disconnect_grace")), found):
+            click.echo(line)
+        if not all(check.holds for check in found):
+            code = EXIT_FAILED
+    raise SystemExit(code)
+
+
+def find_script() -> Path:
+    """Return the digits example: shipped in the wheel, or in the checkout that this is.
+
+    Raises ShowFailed if it is in neither place.
+    """
+    package = Path(__file__).resolve().parent.parent
+    places = [package / "examples" / SCRIPT, package.parent.parent / "examples" / SCRIPT]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ShowFailed(f"{SCRIPT} is in none of its places: {', '.join(map(str, places))}")
+
+
+def _need_examples() -> None:
+    missing = [name for name in ("numpy", "sklearn") if find_spec(name) is None]
+    if missing:
+        raise ShowFailed(
+            f"the demo trains on real data and needs {' and '.join(missing)}: "
+            "pip install 'rallypoint[examples]'"
+        )
+
+
+def _show(story: Story) -> None:
+    script = find_script()
+    with Stage().open() as stage, View(story, Console()) as view:
+        endpoint = stage.start_server(SERVER_SECONDS)
+        view.tell([f"the server listens on {endpoint}"])
+        arguments = [str(script), f"--epochs={EPOCHS}", f"--step-delay={STEP_DELAY_SECONDS}"]
+        arguments.append(f"--checkpoint={stage.folder / 'checkpoint'}")
+        for number in range(1, NODES + 1):
+            _start(stage, story, view, number, arguments)
+
+        def until(what: str, holds: Callable[[], bool]) -> None:
+            _until(stage, story, view, what, holds)
+
+        first, second = story.round(1), story.round(2)
+        until(
+            f"{EPOCHS_BEFORE_KILL} epochs in round 1",
+            lambda: first.epochs >= EPOCHS_BEFORE_KILL and len(first.seated) == first.size,
+        )
+        _kill(stage, story, view, first.seated[0])
+        until("a new round", lambda: second.sealed_at is not None)
+        until(
+            f"{EPOCHS_BEFORE_NEWCOMER} epochs in round 2",
+            lambda: second.epochs >= EPOCHS_BEFORE_NEWCOMER,
+        )
+        _start(stage, story, view, NODES + 1, arguments)
+        until("round 3", lambda: story.round(3).sealed_at is not None)
+        until("the end of all nodes", lambda: not story.running())
+
+
+def _start(stage: Stage, story: Story, view: View, number: int, arguments: list[str]) -> None:
+    view.tell([story.started(number, stage.start_node(number, NNODES, arguments))])
+
+
+def _kill(stage: Stage, story: Story, view: View, number: int) -> None:
+    said = story.killed(number, time.monotonic())
+    stage.kill(number)
+    view.tell([said])
+
+
+def _until(stage: Stage, story: Story, view: View, what: str, holds: Callable[[], bool]) -> None:
+    """Take events in until something holds. Raises ShowFailed with what it was waiting for."""
+    deadline = Deadline(WAIT_SECONDS)
+    while not holds():
+        event = stage.next_event(deadline)
+        if event is None:
+            raise ShowFailed(f"{what} did not come within {WAIT_SECONDS:g} s")
+        view.tell(story.take(event))
+        if story.mishap:
+            raise ShowFailed(f"while waiting for {what}: {story.mishap}")
+        if not story.running() and not holds():
+            raise ShowFailed(f"all nodes have ended before {what} came")

@@ -1,0 +1,211 @@
+"""The processes of the demo: started, listened to, and ended whatever happens.
+
+Each process has three threads: one for each pipe, which stamps and hands on every line as it
+comes, and one that waits for the end of both pipes and of the process. A node's workers
+inherit its stdout, so that end means that the whole node is gone.
+
+Nothing stays: leaving the stage ends what still runs, politely, then not, within
+`_TERM_SECONDS + _KILL_SECONDS`. Signals are events in the queue, so that a second Ctrl-C
+cannot cut that short. Should the demo itself be killed, the guard ends nodes and server.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from rallypoint.agent.guard import Guard
+from rallypoint.agent.report import complain
+from rallypoint.cli.demo_story import SERVER, Ended, Line
+from rallypoint.deadline import Deadline
+from rallypoint.errors import RallypointError, RendezvousConnectionError
+from rallypoint.store.token import TOKEN_VARIABLE
+
+_TERM_SECONDS = 5.0
+_KILL_SECONDS = 5.0
+_SERVING = re.compile(r"serving on (\S+)")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NOT_OURS = ("RALLYPOINT_", "PET_")  # options for other runs, which would change this one
+
+
+class InterruptedShow(RallypointError):
+    """A signal ended the demo.
+
+    Args:
+        name: of the signal.
+        number: of the signal.
+    """
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(f"received {name}")
+        self.number = number
+
+
+@dataclass(frozen=True)
+class _Signalled:
+    """A signal asks the demo to end."""
+
+    name: str
+    number: int
+
+
+@dataclass
+class _Actor:
+    """One process and the thread that waits for the end of all of it."""
+
+    source: int
+    process: subprocess.Popen[str]
+    waiter: threading.Thread
+
+
+class Stage:
+    """A server, any number of nodes, a temporary folder, and one queue of what happens."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Line | Ended | _Signalled] = queue.SimpleQueue()
+        self._actors: dict[int, _Actor] = {}
+        self._endpoint = ""
+        self._run_id = f"demo-{secrets.token_hex(4)}"
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_OURS)}
+        self._env[TOKEN_VARIABLE] = secrets.token_hex(16)
+        self._env.setdefault("OMP_NUM_THREADS", "1")  # the nodes share one machine's cores
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["Stage"]:
+        """Make the folder and the guard; end and remove everything when left."""
+        with self._signals(), tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder:
+            self.folder = Path(folder)
+            with Guard(complain) as self._guard:
+                try:
+                    yield self
+                finally:
+                    self._end()
+
+    def start_server(self, limit_seconds: float) -> str:
+        """Start a server on a free port of this machine; return HOST:PORT.
+
+        Raises RendezvousConnectionError when it does not serve within the limit.
+        """
+        self._start(SERVER, ["serve", "--bind", "127.0.0.1:0", "--verbose"])
+        deadline = Deadline(limit_seconds)
+        said = []
+        while event := self.next_event(deadline):
+            if isinstance(event, Ended):
+                break
+            if match := _SERVING.match(event.text):
+                self._endpoint = match[1]
+                return self._endpoint
+            said.append(event.text)
+        raise RendezvousConnectionError(
+            f"the server did not serve within {limit_seconds:g} s; it said: {said or 'nothing'}"
+        )
+
+    def start_node(self, number: int, nnodes: str, script: Sequence[str]) -> int:
+        """Start the agent of a node; return its pid.
+
+        Args:
+            number: by which the node is called, from 1.
+            nnodes: MIN:MAX of a round.
+            script: path and arguments of what its worker runs.
+        """
+        meeting = ["--nnodes", nnodes, "--endpoint", self._endpoint, "--run-id", self._run_id]
+        return self._start(number, ["run", *meeting, *script])
+
+    def kill(self, number: int) -> None:
+        """Kill a node's agent with SIGKILL; its guard ends its workers."""
+        self._actors[number].process.kill()
+
+    def next_event(self, deadline: Deadline) -> Line | Ended | None:
+        """Wait for what happens next; None at the deadline. Raises InterruptedShow."""
+        try:
+            event = self._inbox.get(timeout=deadline.remaining())
+        except queue.Empty:
+            return None
+        if isinstance(event, _Signalled):
+            raise InterruptedShow(event.name, event.number)
+        return event
+
+    def _start(self, source: int, argv: Sequence[str]) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rallypoint", *argv],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
+        )
+        waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
+        self._actors[source] = _Actor(source, process, waiter)
+        self._guard.watch([process.pid])
+        waiter.start()
+        return process.pid
+
+    def _wait(self, source: int, process: subprocess.Popen[str]) -> None:
+        readers = [
+            threading.Thread(target=self._read, args=[source, pipe, error], daemon=True)
+            for pipe, error in ((process.stdout, False), (process.stderr, True))
+            if pipe is not None
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        code = process.wait()
+        self._guard.forget([process.pid])
+        self._inbox.put(Ended(time.monotonic(), source, code))
+
+    def _read(self, source: int, pipe: IO[str], error: bool) -> None:
+        with pipe:
+            for text in pipe:
+                self._inbox.put(Line(time.monotonic(), source, text.rstrip("\n"), error))
+
+    def _end(self) -> None:
+        server = [actor for actor in self._actors.values() if actor.source == SERVER]
+        nodes = [actor for actor in self._actors.values() if actor.source != SERVER]
+        for actors in (nodes, server):  # nodes say goodbye to the server, so it goes last
+            for number, limit_seconds in (
+                (signal.SIGTERM, _TERM_SECONDS),
+                (signal.SIGKILL, _KILL_SECONDS),
+            ):
+                left = [actor for actor in actors if actor.waiter.is_alive()]
+                for actor in left:
+                    actor.process.send_signal(number)
+                deadline = Deadline(limit_seconds)
+                for actor in left:
+                    actor.waiter.join(deadline.remaining())
+        stuck = [a.process.pid for a in self._actors.values() if a.waiter.is_alive()]
+        if stuck:
+            complain(f"could not end these processes or what they started: {stuck}")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def put(number: int, _frame: FrameType | None) -> None:
+            self._inbox.put(_Signalled(signal.Signals(number).name, number))
+
+        former: dict[signal.Signals, Any] = {}
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                former[number] = signal.signal(number, put)
+        try:
+            yield
+        finally:
+            for number, old in former.items():
+                signal.signal(number, old)

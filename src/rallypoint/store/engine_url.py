@@ -1,0 +1,166 @@
+"""Where an engine is and how to prove oneself to it: URL and environment.
+
+    etcds://user:password@h1:2379,h2:2379/prefix?ca=/etc/ssl/etcd-ca.pem
+    redis://h1:6379/prefix?db=1
+
+The scheme with an s at its end speaks TLS. User, password and files may come from the
+environment instead, which other users of the machine cannot read in a process list:
+`RALLYPOINT_ETCD_USER`, `_PASSWORD`, `_PASSWORD_FILE`, `_CA`, `_CERT`, `_KEY` (or
+`RALLYPOINT_REDIS_...`); what the URL says is stronger. A password is part of no text that
+is made here: neither of errors nor of `repr`.
+"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+from rallypoint.errors import ParameterError
+
+HIDDEN = "***"
+DEFAULT_PREFIX = "rallypoint"
+FILES = ("ca", "cert", "key")
+
+
+def redacted(url: str) -> str:
+    """Return a URL without the user and password that it may hold."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or "@" not in rest:
+        return url
+    return f"{scheme}://{HIDDEN}@{rest.rpartition('@')[2]}"
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    """An engine's address, taken apart.
+
+    Args:
+        scheme: of the URL, without the s of TLS.
+        tls: whether to speak TLS.
+        hosts: (host, port) of each, in the order given.
+        prefix: under which all keys are.
+        user: "" for none.
+        password: "" for none; shown nowhere.
+        options: what followed the question mark.
+    """
+
+    scheme: str
+    tls: bool
+    hosts: tuple[tuple[str, int], ...]
+    prefix: str
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                         for host, port in self.hosts)  # fmt: skip
+        return f"{self.scheme}{'s' if self.tls else ''}://{hosts}/{self.prefix}"
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return what TLS needs, None without it (ParameterError: a file cannot be used)."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.options.get("ca"))
+            if "cert" in self.options:
+                context.load_cert_chain(self.options["cert"], self.options.get("key"))
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(f"{n}={self.options[n]}" for n in FILES if n in self.options)
+            raise ParameterError(f"{self}: TLS with {files or 'no files'}: {error}") from error
+        return context
+
+    def seconds(self, name: str, default: float) -> float:
+        """Return an option that is a duration above zero."""
+        text = self.options.get(name)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = 0.0
+        if not value > 0:
+            raise ParameterError(f"{self}: {name}={text!r}: allowed are seconds above 0")
+        return value
+
+
+def parse_engine_url(
+    url: str,
+    scheme: str,
+    default_port: int,
+    allowed: frozenset[str],
+    environ: Mapping[str, str] | None = None,
+) -> EngineAddress:
+    """Take an engine's URL apart and add what the environment says.
+
+    Args:
+        url: with or without "scheme://".
+        scheme: without the s of TLS.
+        default_port: of hosts that name none.
+        allowed: names of options, beside `ca`, `cert` and `key`.
+        environ: of the process, by default.
+
+    Raises:
+        ParameterError: names the URL without its secrets, what is wrong and what is allowed.
+    """
+    env = os.environ if environ is None else environ
+    given, mark, rest = url.partition("://")
+    if not mark:
+        given, rest = scheme, url
+    if given not in (scheme, f"{scheme}s"):
+        raise _wrong(url, scheme, f"the scheme is {given!r}")
+    rest, _, query = rest.partition("?")
+    credentials, at, place = rest.rpartition("@")
+    netloc, _, path = (place if at else rest).partition("/")
+    user, _, password = credentials.partition(":")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - allowed - set(FILES))
+    if unknown:
+        names = ", ".join(sorted(allowed | set(FILES)))
+        raise _wrong(url, scheme, f"unknown options {unknown}; known are {names}")
+    names = f"RALLYPOINT_{scheme.upper()}_"
+    for file in FILES:
+        if file not in options and env.get(names + file.upper()):
+            options[file] = env[names + file.upper()]
+    return EngineAddress(
+        scheme,
+        given.endswith("s") and given != scheme,
+        tuple(_host(url, scheme, text, default_port) for text in netloc.split(",")),
+        unquote(path).strip("/") or DEFAULT_PREFIX,
+        unquote(user) or env.get(f"{names}USER", ""),
+        unquote(password) or _password(names, env),
+        options,
+    )
+
+
+def _password(names: str, env: Mapping[str, str]) -> str:
+    path = env.get(f"{names}PASSWORD_FILE")
+    if not path:
+        return env.get(f"{names}PASSWORD", "")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise ParameterError(f"{names}PASSWORD_FILE={path!r}: {error.strerror}") from error
+
+
+def _host(url: str, scheme: str, text: str, default_port: int) -> tuple[str, int]:
+    host, port = text.strip(), ""
+    if host.startswith("["):
+        host, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise _wrong(url, scheme, f"{text!r} is no address")
+        port = port[1:]
+    elif host.count(":") <= 1:
+        host, _, port = host.partition(":")
+    if not host:
+        raise _wrong(url, scheme, "a host is missing")
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise _wrong(url, scheme, f"the port of {text!r} is no number of 1 to 65535")
+    return host, int(port) if port else default_port
+
+
+def _wrong(url: str, scheme: str, what: str) -> ParameterError:
+    return ParameterError(
+        f"{redacted(url)!r}: {what}; allowed is "
+        f"{scheme}[s]://[user:password@]HOST[:PORT][,HOST...][/PREFIX][?OPTION=VALUE&...]"
+    )

@@ -1,0 +1,104 @@
+"""An engine in this process, for tests of what stands on engines, and to read as an example.
+
+Time is a clock that may be manual: entries expire when somebody looks at them.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rallypoint.deadline import Clock, Deadline
+from rallypoint.store.engine import Commit, Engine, Entries, Entry, check_commit, version_of
+
+
+@dataclass
+class _Data:
+    """What all clones share."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
+    version: int = 0
+
+
+class MemoryEngine(Engine):
+    """An engine in memory; `clone` gives another client of the same data.
+
+    Args:
+        clock: monotonic clock in seconds, by which entries expire.
+    """
+
+    name = "memory"
+    where = "memory"
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._data = _Data()
+
+    def clone(self) -> "MemoryEngine":
+        """Return another client of the same data."""
+        twin = MemoryEngine(self._clock)
+        twin._data = self._data
+        return twin
+
+    def _present(self) -> dict[str, Entry]:
+        data, now = self._data, self._clock()
+        for key in [key for key, end in data.ends.items() if end <= now]:
+            del data.ends[key]
+            data.entries.pop(key, None)
+        return data.entries
+
+    def read(self, keys: Sequence[str], deadline: Deadline) -> Entries:
+        """Return the entries of those keys that exist."""
+        with self._data.changed:
+            present = self._present()
+            return {key: present[key] for key in keys if key in present}
+
+    def commit(
+        self,
+        expected: Mapping[str, Entry | None],
+        changes: Mapping[str, bytes | None],
+        deadline: Deadline,
+        expire: Mapping[str, float] | None = None,
+    ) -> Commit:
+        """Write if every expected key is still as it was seen; all or nothing."""
+        check_commit(expected, changes)
+        data = self._data
+        with data.changed:
+            present = self._present()
+            if any(
+                version_of(present.get(key)) != version_of(seen) for key, seen in expected.items()
+            ):
+                return Commit(False, 0, {key: present[key] for key in expected if key in present})
+            data.version += 1
+            for key, value in changes.items():
+                data.ends.pop(key, None)
+                present.pop(key, None)
+                if value is not None:
+                    present[key] = Entry(data.version, bytes(value))
+                if value is not None and expire and key in expire:
+                    data.ends[key] = self._clock() + expire[key]
+            data.changed.notify_all()
+            return Commit(True, data.version, {})
+
+    def renew(self, key: str, seen: Entry, seconds: float, deadline: Deadline) -> bool:
+        """Let an expiring entry live for `seconds` from now; its version stays."""
+        with self._data.changed:
+            if version_of(self._present().get(key)) != seen.version:
+                return False
+            self._data.ends[key] = self._clock() + seconds
+            return True
+
+    def scan(self, prefix: str, deadline: Deadline) -> list[str]:
+        """Return the keys that begin with `prefix`, sorted."""
+        with self._data.changed:
+            return sorted(key for key in self._present() if key.startswith(prefix))
+
+    def wait(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
+        """Wait until the key's version is not what was seen."""
+        with self._data.changed:
+            return self._data.changed.wait_for(
+                lambda: version_of(self._present().get(key)) != version_of(seen),
+                min(deadline.remaining(), threading.TIMEOUT_MAX),
+            )

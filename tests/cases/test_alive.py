@@ -1,0 +1,83 @@
+"""Row B1: a dead member is known to the others, who go on without it."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import Fleet, Process, Proxy, proxy_to
+
+pytestmark = pytest.mark.integration
+
+LEASE_SECONDS = 2.0
+GRACE_SECONDS = 1.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as started:
+        yield started
+
+
+def kill(victim: Process, _cable: Proxy) -> Callable[[], None]:
+    victim.kill()
+    return lambda: None
+
+
+def stop(victim: Process, _cable: Proxy) -> Callable[[], None]:
+    victim.send(signal.SIGSTOP)
+    return lambda: victim.send(signal.SIGCONT) and None
+
+
+def cut(_victim: Process, cable: Proxy) -> Callable[[], None]:
+    cable.cut()
+    return cable.mend
+
+
+WAYS = {
+    "kill -9": (kill, GRACE_SECONDS, "its connection was cut and did not come back"),
+    "SIGSTOP": (stop, LEASE_SECONDS, "its lease lapsed"),
+    "network cut": (cut, LEASE_SECONDS, "its lease lapsed"),
+}
+
+
+@pytest.mark.cases("B1")
+@pytest.mark.parametrize("way", WAYS)
+def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> None:
+    end_of, limit, why = WAYS[way]
+    _server, where = fleet.server()
+    options = ["--nnodes=2:3", "--run-id=b1", f"--lease={LEASE_SECONDS}", "--rejoin-timeout=15"]
+    with proxy_to(where) as cable:
+        victim = fleet.agent("victim", *options, f"--endpoint={cable.endpoint}")
+        good = [fleet.agent(f"node{i}", *options, f"--endpoint={where}") for i in range(2)]
+        victim.round(3)
+        three = [agent.round(3) for agent in good]
+
+        began = time.monotonic()
+        come_back = end_of(victim, cable)
+        told = [agent.expect(f"joining .* pid {victim.pid} was lost: {why}", line)
+                for agent, line in zip(good, three, strict=True)]  # fmt: skip
+        two = [agent.round(2, line) for agent, line in zip(good, told, strict=True)]
+        detected = max(line.at for line in told) - began
+        formed = max(line.at for line in two) - began
+        print(f"figures: {way}: detected {detected * 1000:.0f} ms, re-formed {formed * 1000:.0f} ms")
+        assert detected < limit + 1.0
+        assert formed < limit + 2.0
+
+        come_back()
+        if way == "kill -9":
+            victim = fleet.agent("another", *options, f"--endpoint={where}")
+        for agent, line in zip(good, two, strict=True):
+            agent.round(3, line)
+        back = victim.expect("round [3-9]: rank . of 3 nodes")  # L2: told so, and a newcomer
+        if way != "kill -9":
+            assert victim.expect("joining the next round: was fenced").index < back.index
+        fleet.release()
+        for agent in good:
+            agent.finished()
+        assert victim.wait() == 0
+        allowed = ("reconnecting", "reconnected") if way != "kill -9" else ()
+        for line in victim.err.lines:  # it was cut off, and may say so
+            assert any(word in line.text for word in allowed), victim.shown()

@@ -1,0 +1,125 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from rallypoint.cli import demo, main
+from rallypoint.cli.demo_stage import Stage
+from rallypoint.cli.demo_story import Ended, Story
+from rallypoint.cli.demo_view import View
+
+COMMAND = [sys.executable, "-m", "rallypoint", "demo"]
+GRACE_MS = 1000
+
+
+def started_under(folder: Path) -> Iterator[psutil.Process]:
+    """Yield what runs with this temporary folder, which all of a demo's processes inherit."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(folder):
+                yield process
+        except psutil.Error:
+            continue  # another user's, or gone
+
+
+def under(folder: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def nothing_is_left(folder: Path) -> None:
+    assert list(started_under(folder)) == []
+    assert list(folder.iterdir()) == []
+
+
+def milliseconds(name: str, output: str) -> int:
+    found = re.search(rf"^  {name} +([\d,]+) ms", output, re.MULTILINE)
+    assert found, output
+    return int(found[1].replace(",", ""))
+
+
+@pytest.mark.integration
+def test_the_demo_shows_a_loss_a_newcomer_and_the_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        COMMAND, env=under(tmp_path), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "all 8 expectations hold" in done.stdout
+    assert "\x1b" not in done.stdout  # plain lines where there is no terminal
+    assert "on stderr" not in done.stdout
+    assert GRACE_MS - 5 <= milliseconds("detection", done.stdout) < 2 * GRACE_MS
+    assert milliseconds("new round", done.stdout) < GRACE_MS
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_mid_training_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        COMMAND,
+        env=under(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "epoch  1" in line:
+            break
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert stderr == f"rallypoint: demo: received {number.name}; everything was ended\n"
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.integration
+def test_a_script_that_fails_is_named_and_the_rest_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit('out of luck')")
+    monkeypatch.setattr(demo, "find_script", lambda: script)
+    result = CliRunner().invoke(main, ["demo"])
+    assert result.exit_code == 1
+    assert "demo: while waiting for 5 epochs in round 1: node" in result.stderr
+    assert "(exit code 1)" in result.stderr
+    assert "out of luck" in result.stdout
+    assert "expected accuracy: over 95%; seen: none was printed" in result.stdout
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "sklearn" else object())
+    result = CliRunner().invoke(main, ["demo"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "rallypoint: demo: the demo trains on real data and needs sklearn: "
+        "pip install 'rallypoint[examples]'\n"
+    )
+
+
+def test_the_script_is_found() -> None:
+    assert demo.find_script().name == "train_digits.py"
+    assert demo.find_script().is_file()
+
+
+def test_every_wait_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "WAIT_SECONDS", 0.0)
+    story = Story()
+    with pytest.raises(demo.ShowFailed, match="a new round did not come within 0 s"):
+        demo._until(Stage(), story, View(story, Console()), "a new round", lambda: False)
+
+
+def test_waiting_ends_when_nobody_is_left_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    story, stage = Story(), Stage()
+    story.started(1, 11)
+    monkeypatch.setattr(stage, "next_event", lambda _deadline: Ended(1.0, 1, 0))
+    with pytest.raises(demo.ShowFailed, match="all nodes have ended before round 3 came"):
+        demo._until(stage, story, View(story, Console()), "round 3", lambda: False)

@@ -1,0 +1,161 @@
+import pytest
+from tests.rendezvous.core.builders import Drive, a_node, sealed
+
+from rallypoint.cli.demo_story import SERVER, Ended, Line, Story, checks, figures, milliseconds
+
+
+class Told:
+    """A story that is told line by line, each a second after the one before."""
+
+    def __init__(self, *pids: int) -> None:
+        self.story = Story()
+        self.now = 0.0
+        for number, pid in enumerate(pids, start=1):
+            self.story.started(number, pid)
+
+    def server(self, reason: str) -> list[str]:
+        return self.line(SERVER, f"2026-11-30 02:33:04,287 INFO run demo: {reason}")
+
+    def line(self, source: int, text: str, error: bool = False) -> list[str]:
+        self.now += 1.0
+        return self.story.take(Line(self.now, source, text, error))
+
+    def end(self, source: int, code: int) -> list[str]:
+        self.now += 1.0
+        return self.story.take(Ended(self.now, source, code))
+
+
+def test_the_cores_own_words_are_understood() -> None:
+    told = Told(1, 2, 3)
+    run = Drive(2, 3)
+    for name in ("n1", "n2", "n3"):
+        told.server(run.join(name).reason)
+    assert told.story.sealed_sizes() == [3]
+    told.server(run.lose("n2").reason)
+    assert "node 2 was lost" in told.story.round(2).opened_because
+    run.join("n1")
+    told.server(run.join("n3").reason)
+    assert told.story.sealed_sizes() == [3, 2]
+
+
+def test_a_newcomers_waiting_is_seen() -> None:
+    told = Told(1, 2, 3)
+    told.server(sealed("n1", "n2").join("n3").reason)
+    assert told.story.nodes[3].place == "waits for the next round"
+
+
+def test_labels_become_the_demos_names() -> None:
+    story = Told(1, 2).story
+    here = a_node("n2", host="vm").label
+    assert story.named(f"{here} was lost") == "node 2 was lost"
+    assert story.named("n1 pid 1 asked") == "node 1 asked"
+    assert story.named("n77 pid 77 asked") == "n77 pid 77 asked"
+
+
+def a_whole_demo() -> Told:
+    told = Told(11, 12)
+    told.server("round 1 sealed with 2 nodes: 2 of up to 2 nodes have come; round 1 is at work")
+    for node in (1, 2):
+        told.line(node, f"rallypoint: round 1: rank {node - 1} of 2 nodes (all have come)")
+    told.line(1, "round 1  world size 2  epoch   1  loss 1.7  accuracy 83.1%")
+    told.story.killed(1, told.now)
+    told.server("round 2 opens: vm (127.0.0.1) pid 11 was lost: its connection was cut; 0 of")
+    told.line(2, "rallypoint: joining the next round: vm (127.0.0.1) pid 11 was lost: its")
+    told.server("round 2 sealed with 1 nodes: all that are alive have come; round 2 is at work")
+    told.line(2, "rallypoint: round 2: rank 0 of 1 nodes (all have come)")
+    told.line(2, "round 2  world size 1  epoch   2  loss 1.7  accuracy 96.0%")
+    told.line(2, "final accuracy 96.0%")
+    told.end(1, -9)
+    told.end(2, 0)
+    return told
+
+
+def test_a_demo_that_went_well_meets_all_expectations() -> None:
+    found = checks(a_whole_demo().story, [2, 1])
+    assert [check.expected for check in found if not check.holds] == []
+    assert len(found) == 5
+
+
+def test_the_figures_are_the_times_between_what_was_seen() -> None:
+    measured = {name: time for name, time, _ in figures(a_whole_demo().story, 1.0)}
+    assert measured == {
+        "detection": "1,000 ms",
+        "heeded": "2,000 ms",
+        "new round": "2,000 ms",
+        "agreement": "1,000 ms",
+        "back at work": "4,000 ms",
+        "trained again": "5,000 ms",
+        "newcomer": "unknown",
+    }
+
+
+def test_a_newcomers_figure_begins_when_it_comes() -> None:
+    told = a_whole_demo()
+    told.story.started(3, 13)
+    told.server("vm (127.0.0.1) pid 13 waits: round 2 is at work with 1 nodes")
+    told.server("round 3 opens: vm pid 12 asked; round 3 sealed with 2 nodes: all have come")
+    assert figures(told.story, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
+
+
+def test_without_a_loss_there_are_no_figures() -> None:
+    assert figures(Told(11).story, 1.0) == []
+
+
+def test_what_did_not_come_as_expected_is_named() -> None:
+    told = Told(11, 12)
+    told.story.killed(1, 0.0)
+    told.end(1, 0)
+    told.line(2, "final accuracy 94.9%")
+    seen = {check.expected: check.seen for check in checks(told.story, [2, 1]) if not check.holds}
+    assert seen == {
+        "node 1: signal 9": "exit code 0",
+        "node 2: exit code 0": "still runs",
+        "rounds: 2 -> 1 nodes": "none",
+        "round 2 opens because node 1 was lost": "it did not",
+        "accuracy: over 95%": "94.9%",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "mishap"),
+    [
+        (1, 1, "node 1 ended (exit code 1)"),
+        (1, -6, "node 1 ended (signal 6)"),
+        (1, 0, ""),
+        (SERVER, 0, "the server ended (exit code 0)"),
+    ],
+)
+def test_an_early_end_is_a_mishap(source: int, code: int, mishap: str) -> None:
+    told = Told(11)
+    told.end(source, code)
+    assert told.story.mishap == mishap
+
+
+def test_a_killed_nodes_end_is_no_mishap() -> None:
+    told = Told(11)
+    told.story.killed(1, 0.5)
+    assert told.end(1, -9) == ["node 1 and its worker are gone, 500 ms after the kill"]
+    assert told.story.mishap == ""
+    assert told.story.running() == []
+
+
+def test_why_a_round_opened_is_taken_from_a_node_if_the_server_left_it_out() -> None:
+    told = Told(11)
+    told.line(1, "rallypoint: round 2: rank 0 of 3 nodes (all have come)")
+    told.line(1, "rallypoint: joining the next round: 1 node waits")
+    assert told.story.round(3).opened_because == "1 node waits"
+
+
+def test_stderr_is_kept_for_the_end() -> None:
+    told = Told(11)
+    assert told.line(1, "no space left", error=True) == ["node 1: no space left"]
+    told.line(SERVER, "2026-11-30 02:33:04,287 WARNING odd", error=True)
+    assert told.story.complaints == [
+        "node 1: no space left",
+        "server: 2026-11-30 02:33:04,287 WARNING odd",
+    ]
+
+
+def test_a_time_that_was_not_seen_is_unknown() -> None:
+    assert milliseconds(None, 1.0) == milliseconds(1.0, None) == "unknown"
+    assert milliseconds(1.0, 2.5) == "1,500 ms"

@@ -1,0 +1,56 @@
+"""Fixtures that several folders of tests share."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.engines import EtcdServers, RedisServer
+
+from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServers]:
+    """One etcd member, for tests that give it keys under prefixes of their own."""
+    servers = EtcdServers(1)
+    try:
+        yield servers.start()
+    finally:
+        servers.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One Redis server, for tests that give it keys under prefixes of their own."""
+    server = RedisServer()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., EmbeddedServer]]:
+    """Start servers in this process (options as keywords); they end with the test."""
+    servers: list[EmbeddedServer] = []
+
+    def start(host: str = "127.0.0.1", port: int = 0, **options: object) -> EmbeddedServer:
+        servers.append(EmbeddedServer(host, port, Options(**options)))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start
+    for each in servers:
+        each.stop()
+
+
+@pytest.fixture
+def server(serve: Callable[..., EmbeddedServer]) -> EmbeddedServer:
+    """A server on loopback, without a token."""
+    return serve()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that was free on loopback a moment ago."""
+    return free_port("127.0.0.1")

@@ -1,0 +1,167 @@
+"""Real handlers on one server in this process: for rows that need many nodes or many runs.
+
+`Cluster` has the server; a `Mini` is the least that an agent does: it asks for a round, notes
+the seat, and asks again when it is told to (a round opened, or a node waits).
+"""
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import RallypointError
+from rallypoint.rendezvous.api import RendezvousInfo, RendezvousParameters
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.server.embedded import EmbeddedServer, start
+from tests.integration.harness import LIMIT_SECONDS, LOOPBACK
+
+_run_ids = itertools.count()
+
+
+class Cluster:
+    """A server, and the handlers that were made for it; all end with the context."""
+
+    def __init__(self) -> None:
+        self.server: EmbeddedServer = start(LOOPBACK, 0, b"", False)
+        self.run_id = self.new_run_id()
+        self._threads = ThreadPoolExecutor(400)
+        self._handlers: list[DynamicRendezvousHandler] = []
+
+    @staticmethod
+    def new_run_id() -> str:
+        """Return a run id that no other test uses."""
+        return f"run-{next(_run_ids)}"
+
+    def handler(
+        self, least: int = 1, most: int = 3, run_id: str = "", endpoint: str = "", **more: Any
+    ) -> DynamicRendezvousHandler:
+        """Make a handler. `more`: fields of the parameters, or their config."""
+        fields = ("local_addr", "node_rank", "local_world_size")
+        given = {name: more.pop(name) for name in fields if name in more}
+        config = {"last_call": 30, "join": LIMIT_SECONDS, "close": 5, "is_host": False} | more
+        params = RendezvousParameters(
+            "core",
+            endpoint or f"{LOOPBACK}:{self.server.port}",
+            run_id or self.run_id,
+            least,
+            most,
+            config=config,
+            **given,
+        )
+        handler = create_handler(params)
+        self._handlers.append(handler)
+        return handler
+
+    def join(self, handler: DynamicRendezvousHandler) -> "Future[RendezvousInfo]":
+        """Ask for a round in a thread of its own."""
+        return self._threads.submit(handler.next_rendezvous)
+
+    def join_all(self, *handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
+        """Ask for a round with all of them; return what they got."""
+        asked = [self.join(handler) for handler in handlers]
+        return [future.result(LIMIT_SECONDS) for future in asked]
+
+    def until(self, handler: DynamicRendezvousHandler, ready: Callable[[View], bool]) -> View:
+        """Wait until a handler was told what `ready` looks for."""
+        deadline, view = Deadline(LIMIT_SECONDS), handler.view()
+        while not ready(view):
+            assert not deadline.expired(), f"not told in {LIMIT_SECONDS:g} s; told: {view}"
+            view = handler.wait_for_change(deadline.remaining(), view)
+        return view
+
+    def in_place(self, place: str, run_id: str = "") -> int:
+        """Return how many nodes are in a place of the run."""
+        deadline = Deadline(LIMIT_SECONDS)
+        run = run_id or self.run_id
+        report = self.server.call(lambda server: server.run(run).report(), deadline)
+        return sum(member.place == place for member in report.members)
+
+    def wait_for(self, place: str, count: int) -> None:
+        """Wait until so many nodes are in a place of the run."""
+        deadline = Deadline(LIMIT_SECONDS)
+        while (found := self.in_place(place)) != count:
+            assert not deadline.expired(), f"{found} nodes are in {place!r}, not {count}"
+            threading.Event().wait(0.01)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        list(self._threads.map(lambda handler: handler.shutdown(), self._handlers))
+        self._threads.shutdown()
+        self.server.stop()
+
+
+class Mini(threading.Thread):
+    """A node that takes part until `stop`; `seats` are all that it got, in order."""
+
+    def __init__(self, handler: DynamicRendezvousHandler) -> None:
+        super().__init__(daemon=True)
+        self.handler = handler
+        self.seats: list[Assignment] = []
+        self.error: RallypointError | None = None
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._unwatch = handler.on_change(self._wake.set)
+        self.start()
+
+    def run(self) -> None:
+        """Take part."""
+        try:
+            while not self._over.is_set():
+                info = self.handler.next_rendezvous()
+                assert info.assignment is not None
+                with self._changed:
+                    self.seats.append(info.assignment)
+                    self._changed.notify_all()
+                while not self._over.is_set() and not self.handler.num_nodes_waiting():
+                    self._wake.wait(LIMIT_SECONDS)
+                    self._wake.clear()
+        except RallypointError as error:
+            self.error = error
+            with self._changed:
+                self._changed.notify_all()
+
+    def wait_for(self, ready: Callable[[Assignment], bool], limit: float = LIMIT_SECONDS) -> Assignment:
+        """Wait for a seat that is as `ready` says."""
+
+        def look() -> bool:
+            return self.error is not None or any(ready(seat) for seat in self.seats)
+
+        with self._changed:
+            came = self._changed.wait_for(look, limit)
+        assert came, f"no such seat in {limit:g} s; seats: {self.seats}"
+        assert self.error is None, f"{self.error}; seats: {self.seats}"
+        return next(seat for seat in self.seats if ready(seat))
+
+    def sized(self, size: int, limit: float = LIMIT_SECONDS) -> Assignment:
+        """Wait for a seat in a round of `size` nodes."""
+        return self.wait_for(lambda seat: seat.size == size, limit)
+
+    def stop(self) -> None:
+        """Take part no more, without leaving."""
+        self._over.set()
+        self._wake.set()
+        self.join(LIMIT_SECONDS)
+        assert not self.is_alive(), f"still joining; seats: {self.seats}"
+        self._unwatch()
+
+
+def end(*nodes: Mini) -> None:
+    """Let nodes leave; first all stop, so that no one's leave makes another join again."""
+    for node in nodes:
+        node.stop()
+    for node in nodes:
+        node.handler.leave("the test says so")

@@ -1,0 +1,72 @@
+"""The torch example, with real torch and gloo: one agent with two workers, and two agents.
+
+Needs an environment that has torch beside rallypoint; RALLYPOINT_TORCH_PYTHON names its
+interpreter (this one, if it has torch itself). Selected by `-m torch` only, as .ci/run does.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.harness import EXAMPLES, Fleet, Process, endpoint
+
+pytestmark = [pytest.mark.integration, pytest.mark.torch]
+
+VARIABLE = "RALLYPOINT_TORCH_PYTHON"
+EPOCHS = 12
+LIMIT_SECONDS = 90.0  # importing torch takes seconds, four times over on two cores
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as started:
+        yield started
+
+
+def ddp(fleet: Fleet, name: str, *options: str) -> Process:
+    script = [str(EXAMPLES / "train_ddp.py"), f"--epochs={EPOCHS}", "--checkpoint=ckpt"]
+    python = os.environ.get(VARIABLE, sys.executable)
+    return fleet.rallypoint(name, "run", *options, *script, python=python)
+
+
+def trained(said: str, world_size: int) -> None:
+    (accuracy,) = re.findall(r"^final accuracy ([\d.]+)%", said, re.MULTILINE)
+    assert float(accuracy) > 95.0
+    last = re.findall(r"^world size (\d+)  epoch +(\d+) ", said, re.MULTILINE)[-1]
+    assert last == (str(world_size), str(EPOCHS))
+
+
+def test_one_agent_with_two_workers(fleet: Fleet) -> None:
+    agent = ddp(fleet, "node", "--standalone", "--nproc-per-node=2")
+    agent.finished(LIMIT_SECONDS)
+    trained(agent.out.text, 2)
+    fleet.all_gone()
+
+
+def test_two_agents(fleet: Fleet) -> None:
+    options = ["--nnodes=2", f"--endpoint={endpoint()}", "--run-id=ddp"]
+    agents = [ddp(fleet, f"node{i}", *options) for i in range(2)]
+    for agent in agents:
+        agent.finished(LIMIT_SECONDS)
+    trained("\n".join(agent.out.text for agent in agents), 2)
+    fleet.all_gone()
+
+
+@pytest.mark.cases("B1")
+def test_two_agents_lose_one_and_take_another(fleet: Fleet) -> None:
+    options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp"]
+    first, victim = (ddp(fleet, f"node{i}", *options) for i in range(2))
+    two = first.round(2)
+    victim.round(2)
+    victim.kill()
+    one = first.round(1, two)
+    another = ddp(fleet, "another", *options)
+    another.round(2, limit=LIMIT_SECONDS)
+    first.round(2, one)
+    for agent in (first, another):
+        agent.finished(LIMIT_SECONDS)
+    trained(f"{first.out.text}\n{another.out.text}", 2)

@@ -1,0 +1,171 @@
+"""One connection over a real socket: handshake, refusals, limits, long frames."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.events import Join
+from rallypoint.rendezvous.core.state import Node
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.store import protocol as p
+from rallypoint.store.link import Link, Target, open_link
+from tests.server.fakes import SETTINGS
+
+LIMIT = Deadline(20)
+_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
+
+
+def connect(server: EmbeddedServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def last_words(sock: socket.socket) -> p.Goodbye:
+    """Return the goodbye that ends a connection; whatever came before it is passed over."""
+    data = b""
+    with sock:
+        while piece := sock.recv(65536):
+            data += piece
+    while True:
+        size = int.from_bytes(data[:4], "big")
+        body, data = _decoder.decode(data[4 : 4 + size]), data[4 + size :]
+        if not data:
+            assert isinstance(body, p.Goodbye)
+            return body
+
+
+def hello(**changes: Any) -> p.Hello:
+    plain = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
+    return msgspec.structs.replace(plain, **changes)
+
+
+def link_to(server: EmbeddedServer, run: str = "run") -> Link:
+    return open_link(Target("127.0.0.1", server.port, run), Deadline(20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"version": 999}, p.GOODBYE_VERSION, "same version of rallypoint"),
+        ({"nonce": b"short"}, p.GOODBYE_PROTOCOL, "bad nonce"),
+        ({"client": b"x" * 65}, p.GOODBYE_PROTOCOL, "client id"),
+        ({"run": "x" * 257}, p.GOODBYE_PROTOCOL, "limit of 256"),
+        ({"run": "a\nb"}, p.GOODBYE_PROTOCOL, "control characters"),
+    ],
+)
+def test_a_hello_that_is_refused(
+    server: EmbeddedServer, changes: dict[str, Any], code: str, words: str
+) -> None:
+    sock = connect(server)
+    sock.sendall(p.frame(hello(**changes)))
+    goodbye = last_words(sock)
+    assert goodbye.code == code
+    assert words in goodbye.reason
+
+
+def test_order_matters_in_the_handshake(server: EmbeddedServer) -> None:
+    for frames in ((p.Proof(b""),), (hello(), hello()), (hello(), p.Call(1, 1, p.Peek("k")))):
+        sock = connect(server)
+        sock.sendall(b"".join(p.frame(body) for body in frames))
+        assert last_words(sock).code == p.GOODBYE_PROTOCOL
+
+
+def test_a_wrong_token_is_refused(serve: Callable[..., EmbeddedServer]) -> None:
+    server = serve(token=b"right")
+    for proof, words in ((b"", "no token"), (b"x" * 32, "not this server's")):
+        sock = connect(server)
+        sock.sendall(p.frame(hello()) + p.frame(p.Proof(proof)))
+        goodbye = last_words(sock)
+        assert goodbye.code == p.GOODBYE_TOKEN
+        assert words in goodbye.reason
+
+
+def test_frames_may_come_in_any_pieces(server: EmbeddedServer) -> None:
+    link = link_to(server)
+    calls = [p.frame(p.Call(n, 1, p.Set(f"k{n}", b"x" * 50))) for n in range(1, 20)]
+    data = b"".join(calls)
+    for start in range(0, len(data), 7):
+        link.send(data[start : start + 7])
+    answers: list[bytes] = []
+    while len(answers) < len(calls):
+        answers += link.receive()
+    assert [_decoder.decode(a) for a in answers] == [p.Reply(n, None) for n in range(1, 20)]
+    link.close()
+
+
+def test_a_frame_above_the_limit_is_refused_unread(serve: Callable[..., EmbeddedServer]) -> None:
+    server = serve(frame_limit=1000)
+    link = link_to(server)
+    link.send(p.frame(p.Call(1, 1, p.Set("k", b"x" * 2000))))
+    goodbye = last_words(link.sock)
+    assert goodbye.code == p.GOODBYE_LIMIT
+    assert "limit of 1000" in goodbye.reason
+
+
+def test_nonsense_after_the_handshake_is_refused(server: EmbeddedServer) -> None:
+    link = link_to(server)
+    link.send((5).to_bytes(4, "big") + b"\xc1\xc1\xc1\xc1\xc1")
+    goodbye = last_words(link.sock)
+    assert goodbye.code == p.GOODBYE_PROTOCOL
+    assert "not ours" in goodbye.reason
+
+
+def test_a_join_with_impossible_values_is_refused(server: EmbeddedServer) -> None:
+    link = link_to(server)
+    settings = msgspec.structs.replace(SETTINGS, lease_seconds=float("nan"))
+    link.send(p.frame(wire.Ask(0, Join(Node("n", "10.0.0.1"), settings))))
+    assert "lease_seconds=nan" in last_words(link.sock).reason
+
+
+def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., EmbeddedServer]) -> None:
+    server = serve(buffer_limit=4 << 20)
+    reader, writer = link_to(server), link_to(server)
+    reader.send(p.frame(p.Call(1, 1, p.Set("big", b"x" * (1 << 20)))))
+    assert reader.receive()
+    for number in range(2, 40):  # answered once somebody else sets the key
+        reader.send(p.frame(p.Call(number, 1, p.MultiGet(["big", "go"], 60.0))))
+    while server.call(lambda s: s.space("run").keys.parked, LIMIT) < 38:
+        assert not LIMIT.expired()
+    writer.send(p.frame(p.Call(1, 1, p.Set("go", b""))))
+    assert writer.receive()
+    deadline = Deadline(20)
+    while server.call(lambda s: len(s.connections), LIMIT) > 1:
+        assert not deadline.expired()
+    taken = 0
+    while piece := reader.sock.recv(1 << 20):
+        taken += len(piece)
+    assert taken < 38 << 20
+    writer.send(p.frame(p.Call(2, 2, p.Peek("go"))))
+    assert writer.receive()
+    reader.close()
+    writer.close()
+
+
+def test_a_client_that_reads_late_gets_everything(server: EmbeddedServer) -> None:
+    link = link_to(server)
+    value = bytes(range(256)) * 4096
+    link.send(p.frame(p.Call(1, 1, p.Set("big", value))))
+    for number in range(2, 22):
+        link.send(p.frame(p.Call(number, 1, p.Peek("big"))))
+    answers: list[bytes] = []
+    while len(answers) < 21:
+        answers += link.receive()
+    assert [_decoder.decode(a).id for a in answers] == list(range(1, 22))
+    assert all(_decoder.decode(a).result == value for a in answers[1:])
+    link.close()
+
+
+def test_a_long_frame_costs_time_in_proportion(server: EmbeddedServer) -> None:
+    link, big = link_to(server), 64 << 20
+    deadline = Deadline(20)  # when each piece copied what had come before: minutes
+    link.send(p.frame(p.Call(1, 1, p.Set("big", b"x" * big))))
+    assert link.receive()
+    link.send(p.frame(p.Call(2, 2, p.Peek("big"))))
+    (answer,) = link.receive()
+    assert len(answer) > big
+    assert not deadline.expired()
+    link.close()

@@ -1,0 +1,342 @@
+"""The host of the core on a loop whose time the test moves: order, grace, leases, resuming."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.events import (
+    Close,
+    Finish,
+    Leave,
+    Parked,
+    Refusal,
+    Refused,
+    RoundOpened,
+    RunClosed,
+    WaitingChanged,
+)
+from rallypoint.rendezvous.core.state import Gathering, Sealed
+from tests.server.fakes import SETTINGS, Bench, FakeSession
+
+
+def told(session: FakeSession, kind: type[Any]) -> Any:
+    """Return the one message of a kind that has come; forget all."""
+    found = [message for message in session.take() if isinstance(message, kind)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_messages_go_out_only_after_the_state_is_stored() -> None:
+    bench = Bench()
+    seen: list[object] = []
+    for node in ("a", "b"):
+        session = bench.join(node)
+        session.at_send = lambda: seen.append(bench.host.state.phase)
+    bench.loop.turn()
+    bench.loop.advance(31)
+    assert len(seen) == 2
+    assert all(isinstance(phase, Sealed) for phase in seen)
+
+
+def test_events_of_one_turn_are_one_write() -> None:
+    bench = Bench()
+    for node in "abcd":
+        bench.join(node)
+    bench.loop.turn()
+    assert bench.host.writes == 1
+    assert all(isinstance(s.take()[0], wire.Seated) for s in bench.sessions.values())
+
+
+def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    session = bench.ask("c", 7, Leave("c", "done here"))
+    assert session.take() == []
+    bench.loop.turn()
+    assert session.take() == [wire.Done(7)]
+    opened = told(bench.sessions["a"], RoundOpened)
+    assert "done here" in opened.why
+    assert bench.labels_lost() == set()
+
+
+# -- grace (L1) ---------------------------------------------------------------------------
+
+
+def test_a_cut_connection_is_lost_after_the_grace() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.host.disconnected(bench.sessions["c"])
+    bench.loop.advance(0.9)
+    assert bench.sessions["a"].take() == []
+    bench.loop.advance(0.2)
+    assert told(bench.sessions["a"], RoundOpened).lost == ("c (10.0.0.1) id c",)
+    assert "c" in bench.labels_lost()
+
+
+def test_the_grace_is_never_longer_than_the_lease() -> None:
+    bench = Bench(msgspec.structs.replace(SETTINGS, grace_seconds=60.0, lease_seconds=3.0))
+    bench.join("a")
+    bench.join("b")
+    bench.loop.turn()
+    bench.host.disconnected(bench.sessions["b"])
+    bench.loop.advance(3.2)
+    assert "b" in bench.labels_lost()
+
+
+def test_a_resume_within_the_grace_goes_on_as_if_nothing_had_happened() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.host.disconnected(bench.sessions["b"])
+    bench.loop.advance(0.5)
+    assert not bench.host.state.participants["b"].connected
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    bench.loop.advance(5)
+    assert bench.host.state.participants["b"].connected
+    assert bench.sessions["a"].take() == []
+    assert session.take() == [WaitingChanged(1, 1, 0)]
+    assert bench.labels_lost() == set()
+
+
+def test_a_join_sent_again_within_the_grace_counts_as_a_resume() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.loop.turn()
+    bench.host.disconnected(bench.sessions["a"])
+    bench.loop.advance(0.5)
+    bench.connect("a")
+    bench.join("a")
+    bench.loop.advance(5)
+    assert bench.host.state.candidates["a"].connected
+    assert bench.labels_lost() == set()
+
+
+def test_an_old_connection_that_ends_late_changes_nothing() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    old = bench.sessions["b"]
+    bench.host.resume(bench.connect("b"), wire.Resume("b", 1, 1))
+    bench.host.disconnected(old)
+    bench.loop.advance(5)
+    assert bench.labels_lost() == set()
+
+
+# -- resuming: what was missed ------------------------------------------------------------
+
+
+def test_a_lost_node_that_resumes_is_told_that_it_is_fenced() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.host.disconnected(bench.sessions["c"])
+    bench.loop.advance(2)
+    session = bench.connect("c")
+    bench.host.resume(session, wire.Resume("c", 1, 1))
+    refused = told(session, Refused)
+    assert refused.refusal is Refusal.FENCED
+    assert "its connection was cut" in refused.why
+    assert session.node is None
+
+
+def test_a_node_that_the_server_does_not_know_is_told_so() -> None:
+    bench = Bench()
+    session = bench.connect("a")
+    bench.host.resume(session, wire.Resume("a", 1, 3))
+    refused = told(session, Refused)
+    assert refused.refusal is Refusal.FENCED
+    assert "started anew" in refused.why
+
+
+def test_a_resume_is_told_of_the_round_that_opened_meanwhile() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.host.disconnected(bench.sessions["b"])
+    bench.ask("c", 1, Leave("c", "gone"))
+    bench.loop.advance(0.5)
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    opened = told(session, RoundOpened)
+    assert (opened.round, "gone" in opened.why) == (2, True)
+    assert isinstance(bench.host.state.phase, Gathering)
+
+
+def test_a_resume_is_told_of_a_seat_that_was_given_meanwhile() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.join("a", 1, 1)
+    bench.join("b", 1, 1)
+    bench.host.disconnected(bench.sessions["b"])
+    bench.loop.turn()
+    assert isinstance(bench.host.state.phase, Sealed)
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    assert told(session, wire.Seated).seat.round == 2
+
+
+def test_a_resume_is_told_how_many_wait() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.host.disconnected(bench.sessions["b"])
+    bench.join("n")
+    bench.loop.turn()
+    assert isinstance(bench.sessions["n"].take()[0], Parked)
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    assert told(session, WaitingChanged).count == 1
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_resume_is_told_that_the_run_has_closed_meanwhile(finished: bool) -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    if finished:  # this node was done before its connection was cut
+        bench.host.ask(bench.sessions["b"], wire.Ask(1, Finish("b", 1, 1)))
+        bench.loop.turn()
+    bench.host.disconnected(bench.sessions["b"])
+    bench.ask("a", 2, Close("someone", "enough"))
+    bench.loop.advance(0.5)
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    closed = told(session, RunClosed)
+    assert (closed.by, closed.why) == ("someone", "enough")
+
+
+def test_who_closes_a_closed_run_is_told_who_was_faster() -> None:
+    bench = Bench()
+    bench.connect("x")
+    bench.connect("y")
+    bench.ask("x", 1, Close("x", "first"))
+    bench.loop.turn()
+    assert [type(message) for message in bench.sessions["x"].take()] == [RunClosed, wire.Done]
+    bench.ask("y", 1, Close("y", "second"))
+    bench.loop.turn()
+    closed, done = bench.sessions["y"].take()
+    assert (closed.by, closed.why, done) == ("x", "first", wire.Done(1))
+
+
+def test_a_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    session = bench.sessions["b"]
+    session.heard_at -= 100
+    bench.sweep()
+    assert told(session, Refused).refusal is Refusal.FENCED
+    bench.sessions["new"] = session
+    bench.join("new")
+    bench.join("a", 1, 1)
+    bench.loop.turn()
+    assert told(session, wire.Seated).seat.round == 2
+    assert set(bench.host.state.participants) == {"a", "new"}
+
+
+# -- leases, and the judge's own outages ---------------------------------------------------
+
+
+def test_silence_of_a_lease_is_a_loss() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.loop.advance(14)
+    bench.sessions["a"].heard_at = bench.sessions["b"].heard_at = bench.loop.now
+    bench.sweep()
+    assert bench.labels_lost() == set()
+    bench.loop.advance(1.5)
+    bench.sweep()
+    assert bench.labels_lost() == {"c"}
+    assert told(bench.sessions["c"], Refused).refusal is Refusal.FENCED
+
+
+@pytest.mark.cases("B5")
+def test_an_outage_of_the_judge_is_nobodys_death() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.loop.stall(45)
+    bench.sweep(gap=45)
+    assert bench.labels_lost() == set()
+    assert all(s.heard_at <= bench.loop.now for s in bench.sessions.values())
+    bench.loop.advance(16)  # but a real death is still seen in one lease
+    bench.sweep()
+    assert bench.labels_lost() == {"a", "b"}
+
+
+@pytest.mark.cases("B5")
+def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.host.disconnected(bench.sessions["b"])
+    bench.loop.advance(0.5)
+    bench.loop.stall(10)  # the timer is run before the sweep
+    assert bench.labels_lost() == set()
+    bench.sweep(gap=10)
+    bench.loop.advance(10)  # clients come back with backoff: a lease, not a grace
+    assert bench.labels_lost() == set()
+    bench.host.resume(bench.connect("b"), wire.Resume("b", 1, 1))
+    bench.loop.advance(10)
+    assert bench.labels_lost() == set()
+
+
+@pytest.mark.cases("B5")
+def test_who_was_cut_off_by_the_outage_has_a_lease_to_come_back() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.loop.stall(30)
+    bench.sweep(gap=30)
+    bench.host.disconnected(bench.sessions["b"])
+    bench.loop.advance(14)
+    assert bench.labels_lost() == set()
+    bench.loop.advance(2)
+    assert bench.labels_lost() == {"b"}
+
+
+@pytest.mark.cases("B5")
+def test_timers_of_the_core_are_extended_by_the_outage() -> None:
+    bench = Bench(msgspec.structs.replace(SETTINGS, lease_seconds=1000.0))
+    bench.seal("a", "b", "c")
+    bench.join("a", 1, 1, why="scale")
+    bench.loop.turn()  # b and c have rejoin_timeout (60 s)
+    bench.loop.advance(40)
+    bench.loop.stall(30)  # past the end of the timer
+    bench.sweep(gap=30)
+    assert bench.labels_lost() == set()
+    bench.sweep()
+    bench.loop.advance(10)
+    assert bench.labels_lost() == set()
+    bench.loop.advance(31)
+    assert bench.labels_lost() == {"b", "c"}
+
+
+# -- the rest -----------------------------------------------------------------------------
+
+
+def test_the_report_says_what_is_waited_for() -> None:
+    bench = Bench()
+    bench.join("a")
+    report = bench.host.report()
+    assert report.run_id == "run"
+    assert report.server == "server x:1"
+    assert "1 of" in report.reason
+    assert [member.place for member in report.members] == ["candidate"]
+    assert bench.host.seats() == ()
+
+
+def test_idle_means_nobody_is_live_connected_or_awaited() -> None:
+    bench = Bench()
+    assert bench.host.is_idle()
+    bench.join("a")
+    assert not bench.host.is_idle()
+    bench.loop.turn()
+    bench.host.disconnected(bench.sessions["a"])
+    assert not bench.host.is_idle()
+    bench.loop.advance(2)
+    assert bench.host.is_idle()
+
+
+def test_stop_leaves_no_timer() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.join("b")
+    bench.loop.turn()
+    bench.host.disconnected(bench.sessions["b"])
+    assert bench.loop.pending == 2
+    bench.host.stop()
+    assert bench.loop.pending == 0

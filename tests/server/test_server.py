@@ -1,0 +1,166 @@
+"""Binding exactly what was asked, housekeeping, and `rallypoint serve` as a process."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError, StoreConnectionError
+from rallypoint.server import server as module
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+from rallypoint.server.server import bind, endpoint_of
+from rallypoint.store.tcp import TCPStore
+
+LIMIT = Deadline(20)
+
+
+def addresses(sockets: list[socket.socket]) -> list[str]:
+    found = [endpoint_of(sock) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return found
+
+
+def resolver(*places: tuple[int, str]) -> Callable[..., list[Any]]:
+    def answer(_host: str, port: int, **_: object) -> list[Any]:
+        return [
+            (family, socket.SOCK_STREAM, 6, "", (address, port, 0, 0)[: 4 if ":" in address else 2])
+            for family, address in places
+        ]
+
+    return answer
+
+
+def test_bind_is_exact(port: int) -> None:
+    assert addresses(bind("127.0.0.2", port, Options())) == [f"127.0.0.2:{port}"]
+
+
+def test_bind_takes_one_port_for_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = resolver(*[(socket.AF_INET, a) for a in ("127.0.0.1", "127.0.0.2", "127.0.0.1")])
+    monkeypatch.setattr(socket, "getaddrinfo", twice)
+    one, two = addresses(bind("name", 0, Options()))
+    assert (one.partition(":")[0], two.partition(":")[0]) == ("127.0.0.1", "127.0.0.2")
+    assert one.partition(":")[2] == two.partition(":")[2]
+
+
+def test_bind_passes_over_addresses_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(*places))
+    (bound,) = addresses(bind("name", 0, Options()))
+    assert bound.startswith("127.0.0.1:")
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(places[0]))
+    with pytest.raises(OSError, match="cannot listen on name:7") as caught:
+        bind("name", 7, Options())
+    assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def test_bind_asks_for_a_token_only_where_it_would_listen(port: int) -> None:
+    with pytest.raises(ParameterError, match="0.0.0.0 without a token"):
+        bind("0.0.0.0", port, Options())
+    with pytest.raises(OSError, match=r"192\.0\.2\.1:29400") as caught:
+        bind("192.0.2.1", 29400, Options())  # another machine's: nothing is exposed here
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_bind_names_an_unknown_host() -> None:
+    with pytest.raises(socket.gaierror, match=r"cannot listen on nope\.invalid:1"):
+        bind("nope.invalid", 1, Options())
+
+
+def test_a_taken_port_frees_what_was_bound(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}") as caught:
+            bind("127.0.0.1", port, Options())
+        assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_endpoint_of_an_ipv6_socket_has_brackets() -> None:
+    with socket.socket(socket.AF_INET6) as sock:
+        assert endpoint_of(sock) == "[::]:0"
+
+
+def test_unused_stores_of_strangers_are_forgotten(
+    serve: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.02)
+    server = serve(resume_seconds=0.05)
+    with TCPStore("127.0.0.1", server.port, run="kept") as kept:
+        kept.set("key", b"x")
+    TCPStore("127.0.0.1", server.port, run="empty").close()
+    deadline = Deadline(10)
+    while server.call(lambda s: set(s.spaces), LIMIT) != {"kept"}:
+        assert not deadline.expired()
+
+
+def test_the_number_of_runs_is_limited(serve: Callable[..., EmbeddedServer]) -> None:
+    server = serve(runs_limit=2)
+    stores = [TCPStore("127.0.0.1", server.port, run=run) for run in ("a", "b")]
+    with pytest.raises(StoreConnectionError, match="limit of 2 runs"):
+        TCPStore("127.0.0.1", server.port, run="c")
+    for store in stores:
+        store.close()
+
+
+def test_clients_are_told_that_the_server_shuts_down() -> None:
+    server = EmbeddedServer("127.0.0.1", 0, Options())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        assert server.call(lambda s: len(s.connections), LIMIT) == 1
+        server.stop()
+        assert b"shutting down" in client.recv(1000)
+
+
+# -- `rallypoint serve` --------------------------------------------------------------------
+
+
+def rallypoint_serve(*options: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "rallypoint", "serve", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def ended(*options: str) -> tuple[int, str]:
+    with rallypoint_serve(*options) as process:
+        _out, err = process.communicate(timeout=30)
+        return process.returncode, err
+
+
+@pytest.mark.integration
+def test_serve_says_what_is_wrong_in_one_line(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        for options, words in (
+            ([f"--bind=127.0.0.1:{port}"], f"127.0.0.1:{port}: Address already in use"),
+            (["--bind=nope.invalid:1"], "nope.invalid:1"),
+            (["--bind=0.0.0.0:0"], "without a token"),
+            (["--bind=127.0.0.1:0", "--token-file=/nowhere"], "/nowhere"),
+        ):
+            code, text = ended(*options)
+            assert code == 1
+            assert words in text
+            assert text.count("\n") == 1, text
+
+
+@pytest.mark.integration
+def test_serve_ends_quietly_and_refuses_a_wrong_token() -> None:
+    with rallypoint_serve("--bind=127.0.0.1:0", RALLYPOINT_TOKEN="right") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        port = int(line.rpartition(":")[2])
+        with pytest.raises(StoreConnectionError, match=r"does not know this client's token"):
+            TCPStore("127.0.0.1", port, token="wrong")
+        with TCPStore("127.0.0.1", port, token="right") as store:
+            store.set("key", b"x")
+        process.send_signal(signal.SIGTERM)
+        _out, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (0, "")

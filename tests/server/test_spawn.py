@@ -1,0 +1,74 @@
+"""The server as a process of its own, and its log file."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError, RendezvousConnectionError
+from rallypoint.server.spawn import Spawned, host_if_ours
+from rallypoint.store.tcp import TCPStore
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(name="spawned")
+def _spawned() -> Iterator[Spawned]:
+    found = host_if_ours("127.0.0.1:0", b"secret", False)
+    assert found is not None
+    yield found
+    try:
+        os.kill(found.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    found.log.unlink(missing_ok=True)
+
+
+def wait_for_the_end(pid: int) -> None:
+    deadline = Deadline(20)
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert not deadline.expired()
+
+
+def test_it_serves_at_once_and_ends_when_empty(spawned: Spawned) -> None:
+    port = int(spawned.endpoint.rpartition(":")[2])
+    with TCPStore("127.0.0.1", port, token="secret", timeout=20) as store:
+        assert store.add("n", 1) == 1
+    wait_for_the_end(spawned.pid)
+    assert not spawned.log.exists()  # it had nothing to say
+
+
+def test_what_it_says_is_kept(spawned: Spawned) -> None:
+    port = int(spawned.endpoint.rpartition(":")[2])
+    with TCPStore("127.0.0.1", port, token="secret", timeout=20):
+        os.kill(spawned.pid, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as other:
+            other.settimeout(1.6)
+            with pytest.raises(TimeoutError):
+                other.recv(1)
+            os.kill(spawned.pid, signal.SIGCONT)
+            other.settimeout(10)
+            other.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert b"not HTTP" in other.recv(1000)
+    wait_for_the_end(spawned.pid)
+    assert "held up" in spawned.log.read_text()
+
+
+def test_exactly_one_hosts(spawned: Spawned) -> None:
+    assert host_if_ours(spawned.endpoint, b"secret", False) is None
+    with pytest.raises(RendezvousConnectionError, match=f"{spawned.endpoint}.*a free port"):
+        host_if_ours(spawned.endpoint, b"secret", False, is_host=True)
+
+
+def test_who_is_not_the_host_does_not_start_one() -> None:
+    assert host_if_ours("192.0.2.1:29400", b"", False) is None  # another machine's
+    assert host_if_ours("nope.invalid:29400", b"", False) is None  # not in DNS yet
+    assert host_if_ours("127.0.0.1:0", b"", False, is_host=False) is None
+    with pytest.raises(RendezvousConnectionError, match="nope.invalid:29400"):
+        host_if_ours("nope.invalid:29400", b"", False, is_host=True)
+    with pytest.raises(ParameterError, match="token"):
+        host_if_ours("0.0.0.0:0", b"", False)
