@@ -12,7 +12,7 @@ DIST := $(VENV)/dist
 SOURCES := $(shell find src -name '*.py' -o -name '*.html' -o -name 'py.typed') \
 	examples/train_digits.py pyproject.toml README.md LICENSE
 
-.PHONY: demo test lint format types docs clean
+.PHONY: demo test lint format types docs bench clean
 
 demo: $(VENV)/.stamp-examples
 	$(BIN)/rallypoint demo
@@ -34,6 +34,12 @@ types: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/diagram.py
+
+# Half an hour and a few GB of environments; each script also runs alone (benchmarks/README.md).
+BENCHMARKS ?= curve store formation elastic endtoend resting
+bench:
+	for name in $(BENCHMARKS); do $(PYTHON) benchmarks/$$name.py || exit 1; done
+	$(PYTHON) benchmarks/page.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

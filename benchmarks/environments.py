@@ -31,7 +31,7 @@ STEPS: dict[str, list[tuple[list[str], list[str]]]] = {
     # Its wheels are tagged for a newer C library; the rendezvous is pure Python and runs.
     "nvrx": [
         ([TORCH], []),
-        (["numpy", "pyyaml", "psutil", "defusedxml", "httpx", "packaging", "protobuf"], []),
+        (["numpy", "pyyaml", "psutil", "defusedxml", "httpx", "packaging", "protobuf", "grpcio"], []),
         (
             ["nvidia-resiliency-ext==0.6.0"],
             ["--no-deps", "--only-binary=:all:", "--platform=manylinux_2_39_x86_64", "--target=SITE"],

@@ -177,6 +177,7 @@ def main() -> None:
                 found = samples.get("rallypoint", {}).get(f"{part}: {key}")
                 if found:
                     counts.add(case, part, key, found)
+        report.save()
     report.notes += [f"{name}: {what}" for name, what in CONTENDERS.items() if name in names]
     report.notes.append(
         "without its logging cost: construct_and_record_rdzv_event and get_method_name, which "

@@ -98,20 +98,28 @@ class Report:
     def finish(self, chart: Callable[[Any, "Report"], None] | None = None) -> None:
         """Print the tables, write the JSON, draw the chart."""
         _print(self)
+        self.save()
+        if chart is not None:
+            draw(self, chart)
+
+    def save(self) -> None:
+        """Write the JSON; called in between too, so that a run cut short is not lost."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         path.write_text(json.dumps(as_json(self), indent=1) + "\n")
         say(f"written: {path.relative_to(ROOT)}")
-        if chart is not None:
-            draw(self, chart)
 
 
 def run_in_turn(
-    contenders: dict[str, Measure], repeats: int, report: Report, warm_up: int = 1
+    contenders: dict[str, Measure],
+    repeats: int,
+    report: Report,
+    warm_up: int = 1,
+    drop: bool = True,
 ) -> dict[str, dict[str, list[float]]]:
     """Run contenders A B A B ...; return samples by contender and measure.
 
-    One that fails or takes too long is left out from then on, and reported.
+    One that fails or takes too long is reported, and left out from then on where `drop`.
     """
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
     live = dict(contenders)
@@ -120,8 +128,9 @@ def run_in_turn(
             try:
                 found = measure()
             except (TookTooLong, Broken, Missing) as error:
-                report.lacks(name, str(error))
-                del live[name]
+                report.lacks(name if drop else f"{name}, trial {turn + 1}", str(error))
+                if drop:
+                    del live[name]
                 continue
             if turn >= warm_up:
                 for key, value in found.items():

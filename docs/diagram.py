@@ -17,18 +17,21 @@ from rallypoint.rendezvous.core.advance import advance, timers
 from rallypoint.rendezvous.core.events import (
     Cause,
     Close,
+    Disconnected,
     Event,
     Fail,
     Finish,
     Join,
     Leave,
     Lost,
+    Reconnected,
 )
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
     Failure,
     Gathering,
+    LastCall,
     Node,
     Sealed,
     Settings,
@@ -88,10 +91,12 @@ def key(state: State) -> tuple[object, ...]:
     flags: tuple[object, ...] = ()
     if isinstance(phase, Gathering):
         flags = (phase.lost, phase.former, phase.patience_over)
+    elif isinstance(phase, LastCall):
+        flags = (phase.over,)
     elif isinstance(phase, Sealed):
         flags = (len(phase.record.seats), phase.done)
     members = tuple(
-        (place, member.node.slot, member.standing)
+        (place, member.node.slot, member.standing, member.connected)
         for place in PLACES
         for member in sorted(getattr(state, place).values(), key=lambda m: m.node.address)
     )
@@ -116,6 +121,9 @@ def events(state: State, settings: Settings) -> Iterator[tuple[str, Event]]:
                 yield "join again", Join(node, settings, incarnation, due)
             yield "leave", Leave(node.id)
             yield "lost", Lost(node.id, Cause.LEASE)
+            if node.id in state.candidates:  # elsewhere a cut connection holds up nothing
+                yield "cut", Disconnected(node.id)
+                yield "back", Reconnected(node.id)
             yield "finish", Finish(node.id, incarnation, due)
             yield "fail", Fail(node.id, incarnation, due, Failure(slot, 0, 0, 1))
     if not isinstance(state.phase, Closed):

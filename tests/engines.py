@@ -12,8 +12,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,24 @@ class Process:
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
+
+
+@contextmanager
+def closed_afterwards(kind: type[Any]) -> Iterator[None]:
+    """Close every object of a class that is made within the block."""
+    made: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = kind.__init__
+
+        def make(self: Any, *args: Any, **options: Any) -> None:
+            made.append(self)
+            real(self, *args, **options)
+
+        patch.setattr(kind, "__init__", make)
+        yield
+    for each in made:
+        if hasattr(each, "_gateway") or hasattr(each, "_link"):  # made without an error
+            each.close()
 
 
 def answers(port: int) -> bool:

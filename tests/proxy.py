@@ -25,6 +25,8 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._listener.close()
         self.cut()
 
@@ -41,9 +43,13 @@ class Proxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
             with self._lock:
                 self._open += [client, server]
             for source, sink, answers in ((client, server, False), (server, client, True)):
@@ -62,6 +68,7 @@ class Proxy:
         for each in (source, sink):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
     def _cuts(self) -> bool:
         with self._lock:

@@ -20,19 +20,27 @@ JOIN_SECONDS = 120
 class Rallypoint:
     """Our DynamicRendezvousHandler, as `get_rendezvous_handler` makes it."""
 
-    again = True
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from rallypoint import RendezvousParameters, get_rendezvous_handler
 
         self.handler = get_rendezvous_handler(
-            RendezvousParameters("core", where, run, size, most, is_host=False)
+            RendezvousParameters("core", where, run, size, most, is_host=False, **config)
         )
 
     def join(self) -> tuple[int, int]:
         """Return rank and size."""
         info = self.handler.next_rendezvous()
         return info.rank, info.world_size
+
+    def watch(self, limit: float) -> float | None:
+        """Wait until told to join again; return when (monotonic)."""
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            view = self.handler.view()
+            if self.handler.num_nodes_waiting():
+                return time.monotonic()
+            self.handler.wait_for_change(until - time.monotonic(), view)
+        return None
 
     def end(self) -> None:
         """Leave."""
@@ -60,15 +68,13 @@ class RallypointServer:
 class C10d:
     """torch's DynamicRendezvousHandler over its TCPStore, as shipped."""
 
-    again = True
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
         from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
         params = RendezvousParameters(
-            "c10d", where, run, size, most, local_addr="127.0.0.1", is_host="false"
+            "c10d", where, run, size, most, local_addr="127.0.0.1", is_host="false", **config
         )
         backend, store = create_backend(params)
         self.handler = create_handler(store, backend, params)
@@ -78,6 +84,15 @@ class C10d:
         info = self.handler.next_rendezvous()
         return info.rank, info.world_size
 
+    def watch(self, limit: float) -> float | None:
+        """Look for waiting nodes as torch's agent does, each tenth of a second."""
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            if self.handler.num_nodes_waiting():
+                return time.monotonic()
+            time.sleep(0.1)  # monitor_interval
+        return None
+
     def end(self) -> None:
         """Leave: stop its heartbeat only, since closing is not what is measured."""
         self.handler._stop_heartbeats()
@@ -86,7 +101,7 @@ class C10d:
 class C10dQuiet(C10d):
     """The same without the cost of its event records: they walk the stack with `inspect`."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **config: Any) -> None:
         from torch.distributed.elastic.rendezvous import (
             c10d_rendezvous_backend,
             dynamic_rendezvous,
@@ -95,7 +110,7 @@ class C10dQuiet(C10d):
         for module in (c10d_rendezvous_backend, dynamic_rendezvous):
             module.construct_and_record_rdzv_event = lambda *a, **k: None
         dynamic_rendezvous.get_method_name = lambda depth=2: "method"
-        super().__init__(*arguments)
+        super().__init__(*arguments, **config)
 
 
 class TorchServer:
@@ -111,9 +126,7 @@ class TorchServer:
 class TensorPlay:
     """tensorplay's handler of backend "core"."""
 
-    again = True
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from tensorplay.distributed.elastic.rendezvous import RendezvousParameters
         from tensorplay.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
@@ -147,9 +160,7 @@ class TensorPlayServer:
 class Torchft:
     """torchft's LighthouseClient: connect, and one quorum of all."""
 
-    again = True
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         self.where, self.size, self.name = where, size, f"{run}-{rank:04d}"
         self.client: Any = None
 
@@ -183,9 +194,7 @@ class TorchftServer:
 class Jax:
     """jax's distributed client: connect, and a barrier of all (its size is fixed)."""
 
-    again = True
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from jaxlib import _jax
 
         self.rank, self.size, self.round, self.connected = rank, size, 0, False
@@ -224,16 +233,14 @@ class JaxServer:
 class Nvrx:
     """nvidia-resiliency-ext's barrier rendezvous, without its handler's health checks."""
 
-    again = False
-
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int) -> None:
+    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from nvidia_resiliency_ext.fault_tolerance import ft_rendezvous_barrier as module
         from torch.distributed import TCPStore
 
         host, port = where.split(":")
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
         self.state = module._RendezvousBarrierState(store, run, is_store_host=rank == 0)
-        self.node = module._NodeDescGenerator().generate("127.0.0.1")
+        self.node = module.FtRendezvousBarrierHandler._node_desc_generator.generate("127.0.0.1")
         self.size, self.most = size, most
 
     def join(self) -> tuple[int, int]:
@@ -270,14 +277,20 @@ servers: list[Any] = []
 
 
 def prepare(
-    where: str, run: str, first: int, count: int, size: int, most: int = 0
+    where: str,
+    run: str,
+    first: int,
+    count: int,
+    size: int,
+    most: int = 0,
+    config: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make `count` nodes; nothing is connected that the contender's constructor does not."""
     make = NODES[CONTENDER]
     nodes[:] = [None] * count
 
     def build(index: int) -> None:
-        nodes[index] = make(where, run, first + index, size, most or size)
+        nodes[index] = make(where, run, first + index, size, most or size, **(config or {}))
 
     if count not in crowds:
         crowds[count] = Crowd(count)
@@ -285,7 +298,7 @@ def prepare(
     return {}
 
 
-def join(size: int = 0) -> dict[str, Any]:
+def join() -> dict[str, Any]:
     """All nodes join at once; return when the last had its result, and all ranks."""
     found: list[Any] = [None] * len(nodes)
 
@@ -295,6 +308,11 @@ def join(size: int = 0) -> dict[str, Any]:
     begun = time.monotonic()
     end = crowds[len(nodes)].run(work)
     return {"begun": begun, "end": end, "ranks": found}
+
+
+def watch(limit: float) -> dict[str, Any]:
+    """Wait until the first node is told to join again."""
+    return {"at": nodes[0].watch(limit)}
 
 
 def end() -> None:
@@ -316,4 +334,9 @@ def stats() -> dict[str, Any]:
 
 
 logging.disable(logging.WARNING)
-line.serve({"prepare": prepare, "join": join, "end": end, "start": start, "stats": stats})
+line.serve(
+    {
+        "prepare": prepare, "join": join, "watch": watch, "end": end, "start": start,
+        "stats": stats,
+    }
+)  # fmt: skip

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, StoreTimeoutError
 from rallypoint.store.api import Store, Value
+from rallypoint.store.engines import is_engine_url, open_engine_store
 from rallypoint.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
@@ -280,6 +281,8 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 def _open_store(environ: Mapping[str, str]) -> Store:
     address = _text(environ, "RALLYPOINT_STORE")
+    if is_engine_url(address):
+        return PrefixStore(_text(environ, "RALLYPOINT_RUN_ID"), open_engine_store(address))
     wrong = f"RALLYPOINT_STORE={address!r}: must be tcp://host:port or file:///path"
     try:
         url = urlsplit(address)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integration.harness import Fleet, Process, Proxy, proxy_to
 
 pytestmark = pytest.mark.integration
@@ -21,17 +20,17 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield started
 
 
-def kill(victim: Process, _cable: Proxy) -> Callable[[], None]:
+def kill(victim: Process, _cable: Proxy) -> Callable[[], object]:
     victim.kill()
     return lambda: None
 
 
-def stop(victim: Process, _cable: Proxy) -> Callable[[], None]:
+def stop(victim: Process, _cable: Proxy) -> Callable[[], object]:
     victim.send(signal.SIGSTOP)
-    return lambda: victim.send(signal.SIGCONT) and None
+    return lambda: victim.send(signal.SIGCONT)
 
 
-def cut(_victim: Process, cable: Proxy) -> Callable[[], None]:
+def cut(_victim: Process, cable: Proxy) -> Callable[[], object]:
     cable.cut()
     return cable.mend
 
@@ -62,7 +61,9 @@ def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> Non
         two = [agent.round(2, line) for agent, line in zip(good, told, strict=True)]
         detected = max(line.at for line in told) - began
         formed = max(line.at for line in two) - began
-        print(f"figures: {way}: detected {detected * 1000:.0f} ms, re-formed {formed * 1000:.0f} ms")
+        print(
+            f"figures: {way}: detected {detected * 1000:.0f} ms, re-formed {formed * 1000:.0f} ms"
+        )
         assert detected < limit + 1.0
         assert formed < limit + 2.0
 
@@ -73,7 +74,7 @@ def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> Non
             agent.round(3, line)
         back = victim.expect("round [3-9]: rank . of 3 nodes")  # L2: told so, and a newcomer
         if way != "kill -9":
-            assert victim.expect("joining the next round: was fenced").index < back.index
+            assert victim.expect("joining the next round: was fenced").number < back.number
         fleet.release()
         for agent in good:
             agent.finished()

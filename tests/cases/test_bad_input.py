@@ -12,10 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-
-from tests.integration.harness import LOOPBACK, Fleet, Process, endpoint, free_port
+from tests.integration.harness import LOOPBACK, Fleet, Process, endpoint, free_port, outer_address
 
 pytestmark = pytest.mark.integration
 
@@ -177,7 +175,7 @@ def test_a_wrong_token(fleet: Fleet) -> None:
 
 @pytest.mark.cases("H1")
 def test_other_machines_are_served_with_a_token_only(fleet: Fleet) -> None:
-    address = _outer_address()
+    address = outer_address()
     if address is None:
         pytest.skip("this machine has no address but loopback")
     where = f"{address}:{free_port(address)}"
@@ -186,14 +184,6 @@ def test_other_machines_are_served_with_a_token_only(fleet: Fleet) -> None:
         "export RALLYPOINT_TOKEN=", "--insecure",
     )  # fmt: skip
     assert fleet.left() == []
-
-
-def _outer_address() -> str | None:
-    for addresses in psutil.net_if_addrs().values():
-        for found in addresses:
-            if found.family == socket.AF_INET and not found.address.startswith("127."):
-                return str(found.address)
-    return None
 
 
 # -- nodes that do not agree ------------------------------------------------------------------

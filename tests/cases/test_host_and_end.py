@@ -5,7 +5,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tests.integration.harness import Fleet, endpoint
 
 pytestmark = pytest.mark.integration

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.integration.harness import Fleet, Process, endpoint
+from tests.integration.nodes import Cluster, Mini, end
 
 from rallypoint.errors import RendezvousClosedError, RendezvousGracefulExitError
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from tests.integration.harness import Fleet, Process, endpoint
-from tests.integration.nodes import Cluster, Mini, end
 
 pytestmark = pytest.mark.integration
 
@@ -183,7 +183,7 @@ def test_a_target_that_is_reached_seals_at_once(cluster: Cluster) -> None:
 @pytest.mark.cases("C5")
 def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
     _server, where = fleet.server()
-    options = ["--nnodes=2:6", f"--endpoint={where}", "--run-id=c5", "--target-nodes=4"]
+    options = ["--nnodes=2:6", f"--endpoint={where}", "--run-id=c5", "--last-call=4"]
     options.append("--monitor-interval=2")  # how long newcomers are gathered; processes are slow
     four = agents(fleet, 4, *options)
     before = {agent: agent.round(4) for agent in four}
@@ -191,9 +191,8 @@ def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
     six = [agent.round(6) for agent in newcomers]
     six += [agent.round(6, before[agent]) for agent in four]
     assert all("round 2:" in line.text for line in six)
-    finish_all = [*four, *newcomers]
     fleet.release()
-    for agent in finish_all:
+    for agent in (*four, *newcomers):
         agent.finished()
 
 

@@ -52,7 +52,7 @@ while not stop.exists():
 class Line(NamedTuple):
     """One line of a process: its place in the stream, when it came (monotonic), its text."""
 
-    index: int
+    number: int
     at: float
     text: str
 
@@ -90,7 +90,9 @@ class Stream:
 class Process:
     """A process that was started, and what it says."""
 
-    def __init__(self, name: str, argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], folder: Path, env: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.started_at = time.monotonic()
         self._popen = subprocess.Popen(
@@ -121,7 +123,7 @@ class Process:
         found: list[Line] = []
 
         def look() -> bool:
-            start = 0 if after is None else after.index + 1
+            start = 0 if after is None else after.number + 1
             lines = self.out.lines[start:]
             found[:] = [line for line in lines if re.search(pattern, line.text)][:1]
             return bool(found)
@@ -303,6 +305,15 @@ def free_port(host: str = LOOPBACK) -> int:
 def endpoint() -> str:
     """Return an endpoint on loopback that nobody uses."""
     return f"{LOOPBACK}:{free_port()}"
+
+
+def outer_address() -> str | None:
+    """Return an IPv4 address of this machine that is not loopback, None if it has none."""
+    for addresses in psutil.net_if_addrs().values():
+        for found in addresses:
+            if found.family == socket.AF_INET and not found.address.startswith("127."):
+                return str(found.address)
+    return None
 
 
 class Proxy:

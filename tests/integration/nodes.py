@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from tests.integration.harness import LIMIT_SECONDS, LOOPBACK
+
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError
 from rallypoint.rendezvous.api import RendezvousInfo, RendezvousParameters
@@ -19,7 +21,6 @@ from rallypoint.rendezvous.core.events import Assignment
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.hosted import create_handler
 from rallypoint.server.embedded import EmbeddedServer, start
-from tests.integration.harness import LIMIT_SECONDS, LOOPBACK
 
 _run_ids = itertools.count()
 
@@ -134,7 +135,9 @@ class Mini(threading.Thread):
             with self._changed:
                 self._changed.notify_all()
 
-    def wait_for(self, ready: Callable[[Assignment], bool], limit: float = LIMIT_SECONDS) -> Assignment:
+    def wait_for(
+        self, ready: Callable[[Assignment], bool], limit: float = LIMIT_SECONDS
+    ) -> Assignment:
         """Wait for a seat that is as `ready` says."""
 
         def look() -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integration.harness import EXAMPLES, Fleet, Process, endpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch]
@@ -27,17 +26,17 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield started
 
 
-def ddp(fleet: Fleet, name: str, *options: str) -> Process:
-    script = [str(EXAMPLES / "train_ddp.py"), f"--epochs={EPOCHS}", "--checkpoint=ckpt"]
+def ddp(fleet: Fleet, name: str, *options: str, epochs: int = EPOCHS) -> Process:
+    script = [str(EXAMPLES / "train_ddp.py"), f"--epochs={epochs}", "--checkpoint=ckpt"]
     python = os.environ.get(VARIABLE, sys.executable)
     return fleet.rallypoint(name, "run", *options, *script, python=python)
 
 
-def trained(said: str, world_size: int) -> None:
+def trained(said: str, world_size: int, epochs: int = EPOCHS) -> None:
     (accuracy,) = re.findall(r"^final accuracy ([\d.]+)%", said, re.MULTILINE)
     assert float(accuracy) > 95.0
     last = re.findall(r"^world size (\d+)  epoch +(\d+) ", said, re.MULTILINE)[-1]
-    assert last == (str(world_size), str(EPOCHS))
+    assert last == (str(world_size), str(epochs))
 
 
 def test_one_agent_with_two_workers(fleet: Fleet) -> None:
@@ -57,16 +56,20 @@ def test_two_agents(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("B1")
-def test_two_agents_lose_one_and_take_another(fleet: Fleet) -> None:
-    options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp"]
-    first, victim = (ddp(fleet, f"node{i}", *options) for i in range(2))
-    two = first.round(2)
-    victim.round(2)
-    victim.kill()
-    one = first.round(1, two)
-    another = ddp(fleet, "another", *options)
+def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
+    epochs = 200  # some seconds alone: enough for another to come
+    options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]
+    agents = [ddp(fleet, f"node{i}", *options, epochs=epochs) for i in range(2)]
+    seats = [agent.round(2) for agent in agents]
+    leader = next(i for i, seat in enumerate(seats) if "rank 0" in seat.text)
+    agents[leader].expect("world size 2  epoch", limit=LIMIT_SECONDS)
+    victim, first = agents[leader], agents[1 - leader]
+    victim.kill()  # gloo's error reaches the other's worker before anything else does
+    one = first.round(1, seats[1 - leader])
+    another = ddp(fleet, "another", *options, epochs=epochs)
     another.round(2, limit=LIMIT_SECONDS)
     first.round(2, one)
-    for agent in (first, another):
-        agent.finished(LIMIT_SECONDS)
-    trained(f"{first.out.text}\n{another.out.text}", 2)
+    assert [agent.wait(LIMIT_SECONDS) for agent in (first, another)] == [0, 0]
+    trained(f"{first.out.text}\n{another.out.text}", 2, epochs)
+    assert "rallypoint:" not in first.err.text  # its worker's words alone
+    assert another.err.text == ""

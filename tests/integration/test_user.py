@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.integration.harness import Fleet, Process, endpoint, free_port, outer_address
 
 from rallypoint.errors import RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
-from tests.integration.harness import Fleet, Process, endpoint
 
 pytestmark = pytest.mark.integration
 
@@ -37,6 +38,25 @@ for i in range(20_000):
     sys.stdout.write(line)
     if i % 10 == 0:
         sys.stderr.write(line)
+"""
+
+# As gloo does: it fails as soon as the connection to its peer breaks.
+PAIRED = """
+import os, socket, time
+port, world = int(os.environ["MASTER_PORT"]), os.environ["WORLD_SIZE"]
+if world == "2":
+    if os.environ["RANK"] == "0":
+        peer, _ = socket.create_server(("127.0.0.1", port)).accept()
+    else:
+        while True:
+            try:
+                peer = socket.create_connection(("127.0.0.1", port))
+                break
+            except OSError:
+                time.sleep(0.02)
+    print("paired", flush=True)
+    peer.recv(1)
+    raise ConnectionResetError("the peer is gone")
 """
 
 
@@ -99,11 +119,25 @@ def test_the_budget_is_the_runs_and_used_up_once(fleet: Fleet) -> None:
     fleet.release()  # it fails in every round
     for agent in agents:
         assert agent.wait() == 1
-        agent.expect(r"^started \d 1")
+        agent.expect("round 2: rank")
         assert "max_restarts=1 is used up" in agent.err.text
         assert "in round 2" in agent.err.text
         assert "round 3" not in agent.out.text
     fleet.all_gone()
+
+
+@pytest.mark.cases("B1")
+def test_workers_that_fail_of_a_lost_peer_cost_no_restart(fleet: Fleet) -> None:
+    (fleet.folder / "paired.py").write_text(PAIRED, encoding="utf-8")
+    shared = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=paired", "--max-restarts=0"]
+    agents = [fleet.rallypoint(f"node{i}", "run", *shared, "paired.py") for i in range(2)]
+    for agent in agents:
+        agent.expect("^paired")
+    agents[0].kill()
+    agents[1].round(1)
+    assert agents[1].wait() == 0
+    assert "ConnectionResetError: the peer is gone" in agents[1].err.text
+    assert "rallypoint:" not in agents[1].err.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -117,7 +151,8 @@ def test_a_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Si
     assert time.monotonic() - began < 5.0
     assert agent.err.text == ""
     assert not any(worker.is_running() for worker in workers)
-    fleet.all_gone()
+    if number == signal.SIGINT:  # once: the server lingers for three seconds
+        fleet.all_gone()
 
 
 def test_ctrl_c_while_nobody_else_has_come(fleet: Fleet) -> None:
@@ -141,7 +176,9 @@ def test_workers_that_print_a_lot(fleet: Fleet) -> None:
 
 
 def test_redirects_and_tee(fleet: Fleet) -> None:
-    say = "import os, sys; r = os.environ['RANK']; print('out', r); print('err', r, file=sys.stderr)"
+    say = (
+        "import os, sys; r = os.environ['RANK']; print('out', r); print('err', r, file=sys.stderr)"
+    )
     (fleet.folder / "say.py").write_text(say, encoding="utf-8")
     shared = ["run", "--standalone", "--nproc-per-node=2", "--log-dir=logs"]
     silent = fleet.rallypoint("silent", *shared, "--run-id=a", "--redirects=3", "say.py")
@@ -158,6 +195,38 @@ def test_redirects_and_tee(fleet: Fleet) -> None:
             assert (folder / "stderr.log").read_text() == f"err {rank}\n"
 
 
+@pytest.mark.cases("A5")
+def test_a_port_that_becomes_free_is_hosted_after_all(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        where = f"127.0.0.1:{former.getsockname()[1]}"
+        options = ["--nnodes=2", f"--endpoint={where}", "--run-id=later", "--join-timeout=30"]
+        agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
+        for _ in agents:  # both have found the port taken, and have connected to a stranger
+            former.accept()[0].close()
+    for agent in agents:
+        agent.round(2)
+    fleet.release()
+    for agent in agents:
+        assert agent.wait() == 0
+
+
+def test_off_loopback_with_a_token(fleet: Fleet) -> None:
+    address = outer_address()
+    if address is None:
+        pytest.skip("this machine has no address but loopback")
+    fleet.env["RALLYPOINT_TOKEN"] = "a secret that all share"
+    where = f"{address}:{free_port(address)}"
+    options = ["--nnodes=2", f"--endpoint={where}", "--run-id=off-loopback"]
+    agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
+    for agent in agents:
+        agent.expect(rf"work: round 1 rank \d of 2 at {re.escape(address)}:\d+")
+    secret = "a secret that all share"
+    assert not any(secret in " ".join(process.cmdline()) for process in fleet.left())
+    fleet.release()
+    for agent in agents:
+        agent.finished()
+
+
 @pytest.mark.cases("G3")
 def test_workers_of_a_killed_agent_are_gone(fleet: Fleet) -> None:
     agent = fleet.agent("node", "--standalone", "--nproc-per-node=2")
@@ -171,9 +240,7 @@ def test_workers_of_a_killed_agent_are_gone(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("backend", ["core", "file"])
 @pytest.mark.parametrize("way", ["leave", "shutdown"])
-def test_who_leaves_while_joining_is_let_go_at_once(
-    tmp_path: Path, backend: str, way: str
-) -> None:
+def test_who_leaves_while_joining_is_let_go_at_once(tmp_path: Path, backend: str, way: str) -> None:
     where = "127.0.0.1:0" if backend == "core" else str(tmp_path / "job")
     params = RendezvousParameters(backend, where, "let-go", 2, 2, config={"join": 60})
     handler = get_rendezvous_handler(params)

@@ -113,11 +113,11 @@ class Bench:
         session = self.sessions[node] = FakeSession(self.loop.now)
         return session
 
-    def join(self, node: NodeId, *known: int, **more: Any) -> FakeSession:
+    def join(self, node: NodeId, incarnation: int = 0, after: int = 0, **more: Any) -> FakeSession:
         """Join on the node's connection (made if there is none)."""
         session = self.sessions.get(node) or self.connect(node)
         who = Node(id=node, address="10.0.0.1", port=7, host=node)
-        event = Join(who, more.pop("settings", self.settings), *known, **more)
+        event = Join(who, more.pop("settings", self.settings), incarnation, after, **more)
         self.host.ask(session, wire.Ask(0, event))
         return session
 

@@ -63,7 +63,7 @@ def test_bind_passes_over_addresses_that_are_not_here(monkeypatch: pytest.Monkey
 
 
 def test_bind_asks_for_a_token_only_where_it_would_listen(port: int) -> None:
-    with pytest.raises(ParameterError, match="0.0.0.0 without a token"):
+    with pytest.raises(ParameterError, match=r"0\.0\.0\.0 without a token"):
         bind("0.0.0.0", port, Options())
     with pytest.raises(OSError, match=r"192\.0\.2\.1:29400") as caught:
         bind("192.0.2.1", 29400, Options())  # another machine's: nothing is exposed here

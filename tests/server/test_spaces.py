@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-
-from rallypoint.store import protocol as p
-from rallypoint.server.spaces import Space
 from tests.server.fakes import FakeLoop
+
+from rallypoint.server.spaces import Space
+from rallypoint.store import protocol as p
 
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure)
 
@@ -140,7 +140,6 @@ def test_who_says_goodbye_is_forgotten_at_once_others_later() -> None:
     assert set(desk.space.clients) == {b"c"}
     desk.space.call(b"other", p.Call(1, 1, p.Peek("k")))  # late, on another connection
     desk.space.detach(b"c", desk.peer, for_good=False)
-    assert not desk.space.is_unused
     desk.space.forget(desk.loop.now - 60)
     assert set(desk.space.clients) == {b"c"}
     desk.space.forget(desk.loop.now + 1)

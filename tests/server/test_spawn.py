@@ -1,5 +1,6 @@
 """The server as a process of its own, and its log file."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,10 +22,8 @@ def _spawned() -> Iterator[Spawned]:
     found = host_if_ours("127.0.0.1:0", b"secret", False)
     assert found is not None
     yield found
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(found.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     found.log.unlink(missing_ok=True)
 
 
@@ -68,7 +67,7 @@ def test_who_is_not_the_host_does_not_start_one() -> None:
     assert host_if_ours("192.0.2.1:29400", b"", False) is None  # another machine's
     assert host_if_ours("nope.invalid:29400", b"", False) is None  # not in DNS yet
     assert host_if_ours("127.0.0.1:0", b"", False, is_host=False) is None
-    with pytest.raises(RendezvousConnectionError, match="nope.invalid:29400"):
+    with pytest.raises(RendezvousConnectionError, match=r"nope\.invalid:29400"):
         host_if_ours("nope.invalid:29400", b"", False, is_host=True)
     with pytest.raises(ParameterError, match="token"):
         host_if_ours("0.0.0.0:0", b"", False)

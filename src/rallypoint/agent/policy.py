@@ -169,6 +169,8 @@ def _working(phase: Working, state: AgentState, event: Event) -> Decision:
             return _admit(phase, state)
         case RunClosed() if event.incarnation >= seat.incarnation:
             end = _end_of_run(event)
+            if event.finished:  # the others' work is done, and this node was not one of them
+                end = Exit(EXIT_DONE, f"the run has finished without this node: {event.why}")
             return _stop(state, end, end.text)
         case Signal() as signal:
             end = _end_by_signal(signal)

@@ -105,6 +105,12 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     _option("--insecure", is_flag=True, help="Serve other machines without a token."),
     _option("--slot", help="Place that this node fills (pod, task); a newcomer replaces it."),
+    _option(
+        "--environment",
+        default="auto",
+        metavar="auto|none|NAME",
+        help="Scheduler whose variables say where this node is: slurm, kubernetes, mpi, ...",
+    ),
     _option("--target-nodes", type=int, help="Size at which a round begins at once."),
     _option("--new-incarnation", is_flag=True, help="Open a run afresh that has ended."),
     _option(

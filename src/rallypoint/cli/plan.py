@@ -21,6 +21,8 @@ from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.store.engine_url import redacted
+from rallypoint.store.engines import engine_url, is_engine
 
 DEFAULT_MAX_RESTARTS = 3
 LOOPBACK = "127.0.0.1"
@@ -93,7 +95,7 @@ def make_plan(
     )
     settings = RendezvousSettings.from_params(params)
     effective = {name: _text(value) for name, value in options.items() if name != "explain"}
-    effective |= {"endpoint": endpoint, "run_id": run_id, "nproc_per_node": str(workers)}
+    effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
     effective |= {"max_restarts": str(restarts), **_durations(settings)}
     return Plan(
         parameters=params,
@@ -210,7 +212,7 @@ def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
     if not endpoint:
         what = "a path that all nodes share" if backend in PATH_BACKENDS else "HOST:PORT"
         raise ParameterError(f"--endpoint is missing: give {what}, the same on all nodes")
-    if backend not in PATH_BACKENDS:
+    if backend not in PATH_BACKENDS and not is_engine(backend):
         _check_port(endpoint)
     if not run_id:
         raise ParameterError(
@@ -282,6 +284,8 @@ def _output(options: Mapping[str, Any]) -> OutputPlan:
 
 
 def _store_url(backend: str, endpoint: str) -> str:
+    if is_engine(backend):
+        return engine_url(backend, endpoint)
     return Path(endpoint).absolute().as_uri() if backend in PATH_BACKENDS else f"tcp://{endpoint}"
 
 

@@ -7,6 +7,8 @@ signal N.
 
 import os
 import socket
+import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -16,13 +18,15 @@ from rallypoint.agent.policy import EXIT_FAILED, EXIT_USAGE
 from rallypoint.agent.report import complain
 from rallypoint.cli.options import SETTINGS, all_options
 from rallypoint.cli.plan import Plan, make_plan, parse_conf
+from rallypoint.cli.surroundings import fill
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous import defaults
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.api import RendezvousHandler
+    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 
 HOSTED_BACKEND = "core"
+HOST_AGAIN_SECONDS = 1.0
 
 
 @click.command("run", context_settings=SETTINGS)
@@ -32,11 +36,12 @@ HOSTED_BACKEND = "core"
 def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
     """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
     try:
-        plan = make_plan(options, command, os.environ, needs_command=not explain)
+        filled, origins = fill(ctx, options, os.environ)
+        plan = make_plan(filled, command, os.environ, needs_command=not explain)
     except ParameterError as error:
         _fail(str(error), EXIT_USAGE)
     if explain:
-        _explain(ctx, plan)
+        _explain(ctx, plan, origins)
         return
     try:
         code = start(plan)
@@ -52,6 +57,7 @@ def start(plan: Plan) -> int:
     from rallypoint.agent.agent import Agent, AgentConfig
     from rallypoint.agent.environment import WorkerContext
     from rallypoint.agent.handlers import agent_handler
+    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     params = plan.parameters
@@ -59,7 +65,8 @@ def start(plan: Plan) -> int:
     if params.backend == HOSTED_BACKEND:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
     handler = get_rendezvous_handler(params)
-    if params.backend == HOSTED_BACKEND:  # after all that can be wrong with the options
+    if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
+        # after all that can be wrong with the options
         _host(plan, is_host, handler)
     config = AgentConfig(
         argv=plan.argv,
@@ -80,14 +87,39 @@ def start(plan: Plan) -> int:
     return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
 
 
-def _host(plan: Plan, is_host: bool | None, handler: "RendezvousHandler") -> None:
+def _host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> None:
     from rallypoint.server.spawn import host_if_ours
 
-    try:
+    def attempt() -> None:
         host_if_ours(plan.parameters.endpoint, plan.token.encode(), plan.insecure, is_host)
+
+    try:
+        attempt()
     except RallypointError:
         handler.shutdown()
         raise
+    if is_host is None:
+        body = threading.Thread(target=_host_later, args=[attempt, handler], daemon=True)
+        body.start()
+
+
+def _host_later(attempt: Callable[[], None], handler: "DynamicRendezvousHandler") -> None:
+    """Until connected, try again: whoever had the port may have ended (a run before ours)."""
+    connected = threading.Event()
+
+    def look() -> None:
+        if handler.view().connected:
+            connected.set()
+
+    unwatch = handler.on_change(look)
+    try:
+        look()
+        while not connected.wait(HOST_AGAIN_SECONDS):
+            attempt()
+    except RallypointError:
+        return  # the join, which cannot connect either, says what is wrong
+    finally:
+        unwatch()
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -95,7 +127,7 @@ def _fail(text: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def _explain(ctx: click.Context, plan: Plan) -> None:
+def _explain(ctx: click.Context, plan: Plan, origins: Mapping[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -107,7 +139,8 @@ def _explain(ctx: click.Context, plan: Plan) -> None:
             flag = parameter.opts[-1]
             variables = parameter.envvar or ()
             shown = variables if isinstance(variables, str) else ", ".join(variables)
-            table.add_row(name, plan.effective[name], _origin(ctx, parameter, conf), flag, shown)
+            origin = origins.get(name) or _origin(ctx, parameter, conf)
+            table.add_row(name, plan.effective[name], origin, flag, shown)
     Console(width=None if os.isatty(1) else 160).print(table)
 
 

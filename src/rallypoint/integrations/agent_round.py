@@ -66,9 +66,9 @@ class AgentRound:
             return f"the run was closed by {view.closed.by}: {view.closed.why}"
         if view.fenced is not None:
             return view.fenced.why
-        if self.finished:
-            return self._why_gone_on()
-        return "" if view.opened is None else view.opened.why
+        if view.opened is not None:
+            return view.opened.why
+        return self._why_gone_on() if self.finished else ""
 
     def _why_gone_on(self) -> str:
         """Return why the others are in another round: who has finished is not told of it."""

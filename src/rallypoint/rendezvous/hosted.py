@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable
 
-
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,

@@ -7,6 +7,7 @@ recognised by their first bytes, a length above the limit is never allocated.
 
 import asyncio
 import hmac
+import itertools
 import logging
 import secrets
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,7 @@ _CLIENT_ID_BYTES = 64
 _handshake = msgspec.msgpack.Decoder(wire.HandshakeBody)
 _bodies = msgspec.msgpack.Decoder(wire.ClientBody)
 _ALIVE = p.frame(wire.Beat())
+_numbers = itertools.count()
 
 
 def _unsent(data: bytes) -> None:
@@ -47,6 +49,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "Server") -> None:
         self.server = server
         self.node: NodeId | None = None
+        self.number = next(_numbers)
         self.opened_at = self.heard_at = server.loop.time()
         self.peer = "?"
         self._transport: asyncio.Transport | None = None
@@ -80,8 +83,7 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             return
         logger.warning("cutting off %s, which has left %d bytes unread", self.peer, unread)
-        self._end()
-        transport.abort()  # last words would only join what is not read
+        self.abort()  # last words would only join what is not read
 
     def _end(self) -> None:
         self._ended = True
@@ -169,6 +171,12 @@ class Connection(asyncio.Protocol):
         """Close the connection and say why."""
         self._close(reason, p.frame(p.Goodbye(code, reason)))
 
+    def abort(self) -> None:
+        """End the connection without waiting for anything."""
+        self._end()
+        if self._transport is not None:
+            self._transport.abort()
+
     def _close(self, reason: str, last: bytes) -> None:
         logger.info("closing the connection of %s: %s", self.peer, reason)
         transport, ended = self._transport, self._ended
@@ -212,10 +220,26 @@ class Connection(asyncio.Protocol):
             limit = self.server.options.runs_limit
             self.goodbye(p.GOODBYE_LIMIT, f"this server has its limit of {limit} runs already")
             return
+        former = space.peer(hello.client)
+        if isinstance(former, Connection) and not self._replaces(former):
+            return
         self._space = space
         resumed = space.attach(hello.client, self)
         self.server.proved(self)
         self.send(p.frame(p.Welcome(self.server.epoch, resumed)))
+
+    def _replaces(self, former: "Connection") -> bool:
+        """End the older of two connections of one client; return whether that is the other one.
+
+        A network may bring what was said on a connection after what was said on its
+        successor. The client has said it again there: the first copy must change nothing (E1).
+        """
+        older = former if former.number < self.number else self
+        logger.info("%s is the older connection of its client, and ends", older.peer)
+        older._end()
+        if older._transport is not None:
+            older._transport.abort()
+        return older is former
 
     def _greet(self, hello: p.Hello, token: bytes) -> None:
         well_formed = len(hello.nonce) == p.NONCE_BYTES and len(hello.client) <= _CLIENT_ID_BYTES

@@ -191,7 +191,7 @@ class RunHost:
             self._stop_grace(node)
             self._start_grace(node)
         for timer, (handle, due) in list(self._timers.items()):
-            if due > now:
+            if due > now - gap:  # those too that ran out in the gap, but for this very sweep
                 handle.cancel()
                 self._start_timer(timer, due - now + gap)
 

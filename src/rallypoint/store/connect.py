@@ -25,7 +25,7 @@ logger = logging.getLogger("rallypoint")
 STAGGER_SECONDS = 0.25  # RFC 8305, section 5: Connection Attempt Delay
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
-NOTICE_SECONDS = 3.0
+NOTICE_SECONDS = 2.0
 ATTEMPT_SECONDS = 4.0  # then resolve afresh: the address may be another one by now
 LOOKUP_SECONDS = 20.0  # glibc's own limit for one name server or two
 LOOK_SECONDS = 0.25  # how soon a deadline that is cancelled ends an attempt
@@ -88,7 +88,7 @@ def explain_failure(
     resolved = f"resolved to {', '.join(where)}" if where else "which does not resolve"
     if error.errno == errno.ECONNREFUSED:
         seen = "nobody listens there (connection refused)"
-    elif isinstance(error, TimeoutError):
+    elif isinstance(error, TimeoutError) and where:
         seen = "no answer (host down, or a firewall drops the packets)"
     else:
         seen = error.strerror or str(error)

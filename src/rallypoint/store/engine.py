@@ -30,7 +30,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError
 
 COMMIT_KEYS = 1000
-LOOK_SECONDS = 10.0  # a wait looks again this often, should the engine have lost a message
+LOOK_SECONDS = 5.0  # a wait looks again this often, should the engine have lost a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,15 @@ is made here: neither of errors nor of `repr`.
 """
 
 import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
 from rallypoint.errors import ParameterError
+
+if TYPE_CHECKING:
+    import ssl
 
 HIDDEN = "***"
 DEFAULT_PREFIX = "rallypoint"
@@ -58,10 +61,12 @@ class EngineAddress:
                          for host, port in self.hosts)  # fmt: skip
         return f"{self.scheme}{'s' if self.tls else ''}://{hosts}/{self.prefix}"
 
-    def ssl_context(self) -> ssl.SSLContext | None:
+    def ssl_context(self) -> "ssl.SSLContext | None":
         """Return what TLS needs, None without it (ParameterError: a file cannot be used)."""
         if not self.tls:
             return None
+        import ssl  # most never need it, and it is slow to import
+
         try:
             context = ssl.create_default_context(cafile=self.options.get("ca"))
             if "cert" in self.options:

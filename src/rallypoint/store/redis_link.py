@@ -43,7 +43,7 @@ NOTE = (
     "key be as it was. With appendfsync=everysec a power loss costs up to a second. Where "
     "that must not happen, use etcd (docs/engines.md)"
 )
-_NOTED: set[str] = set()
+_NOTED: set[tuple[tuple[str, int], ...]] = set()
 _NOTED_LOCK = threading.Lock()
 
 # A server that is loading, that has become a replica, or whose script was cut off by others.
@@ -111,9 +111,9 @@ class Link:
         """Say in the log, once a server and process, what Redis does not promise."""
         where = str(self.address)
         with _NOTED_LOCK:
-            if where in _NOTED:
+            if self.address.hosts in _NOTED:
                 return
-            _NOTED.add(where)
+            _NOTED.add(self.address.hosts)
         _log.warning(NOTE, where)
         try:
             memory: dict[str, Any] = self.client.info("memory")

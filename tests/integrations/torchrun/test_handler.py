@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.torchrun.agents import WORKER, Job, until
+from tests.integrations.agents import HERE, Job, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 TOLD_SECONDS = 15.0  # a killed agent is known in about 1 s; the machine may be busy
+WORKER = HERE / "torchrun" / "worker.py"
 NewJob = Callable[..., Job]
 
 

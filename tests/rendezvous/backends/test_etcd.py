@@ -1,9 +1,11 @@
-"""The backend on etcd meets the contract."""
+"""The backend on etcd meets the contract; whole handlers on it; outages."""
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
-from tests.engines import EtcdServers
+from tests.engines import EtcdServers, closed_afterwards, free_ports
+from tests.rendezvous.backends import engine_cases as cases
 
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.backends.etcd import EtcdRendezvousBackend
@@ -11,6 +13,12 @@ from rallypoint.store.etcd import EtcdEngine
 from rallypoint.testing.backend_suite import BackendSuite
 
 pytestmark = [pytest.mark.engines, pytest.mark.integration]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    with closed_afterwards(EtcdEngine):
+        yield
 
 
 class TestEtcdBackend(BackendSuite):
@@ -25,3 +33,33 @@ class TestEtcdBackend(BackendSuite):
         assert isinstance(backend, EtcdRendezvousBackend)
         assert isinstance(backend.engine, EtcdEngine)
         return EtcdRendezvousBackend(backend.engine.clone(), "run")
+
+
+@pytest.mark.parametrize("whole_url", [True, False])
+def test_nodes_meet(etcd_server: EtcdServers, whole_url: bool) -> None:
+    url = etcd_server.url(uuid.uuid4().hex)
+    endpoint = url if whole_url else url.removeprefix("etcd://")
+    cases.nodes_meet_share_a_store_and_meet_again("etcd", endpoint)
+
+
+def test_an_outage_leaves_a_round_alone() -> None:
+    server = EtcdServers(1)
+    try:
+        server.start()
+        process = server.members[0]
+        cases.an_outage_leaves_a_round_alone(
+            "etcd", server.url("jobs"), process.kill, process.start
+        )
+    finally:
+        server.stop()
+
+
+def test_away_at_the_start() -> None:
+    (port,) = free_ports(1)
+    cases.an_engine_that_is_away_is_told("etcd", f"etcd://u:hidden@127.0.0.1:{port}/x")
+
+
+def test_the_password_is_in_no_text() -> None:
+    handler = cases.make("etcd", "etcd://user:hidden@127.0.0.1:1/x")
+    assert "hidden" not in repr(handler)
+    assert "hidden" not in repr(cases.parameters("etcd", "etcd://user:hidden@127.0.0.1:1/x"))

@@ -1,9 +1,11 @@
-"""The backend on Redis meets the contract."""
+"""The backend on redis meets the contract; whole handlers on it; outages."""
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
-from tests.engines import RedisServer
+from tests.engines import RedisServer, closed_afterwards, free_ports
+from tests.rendezvous.backends import engine_cases as cases
 
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.backends.redis import RedisRendezvousBackend
@@ -11,6 +13,12 @@ from rallypoint.store.redis import RedisEngine
 from rallypoint.testing.backend_suite import BackendSuite
 
 pytestmark = [pytest.mark.engines, pytest.mark.integration]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    with closed_afterwards(RedisEngine):
+        yield
 
 
 class TestRedisBackend(BackendSuite):
@@ -25,3 +33,33 @@ class TestRedisBackend(BackendSuite):
         assert isinstance(backend, RedisRendezvousBackend)
         assert isinstance(backend.engine, RedisEngine)
         return RedisRendezvousBackend(backend.engine.clone(), "run")
+
+
+@pytest.mark.parametrize("whole_url", [True, False])
+def test_nodes_meet(redis_server: RedisServer, whole_url: bool) -> None:
+    url = redis_server.url(uuid.uuid4().hex)
+    endpoint = url if whole_url else url.removeprefix("redis://")
+    cases.nodes_meet_share_a_store_and_meet_again("redis", endpoint)
+
+
+def test_an_outage_leaves_a_round_alone() -> None:
+    server = RedisServer("--appendfsync", "always")
+    try:
+        server.start()
+        process = server.process
+        cases.an_outage_leaves_a_round_alone(
+            "redis", server.url("jobs"), process.kill, process.start
+        )
+    finally:
+        server.stop()
+
+
+def test_away_at_the_start() -> None:
+    (port,) = free_ports(1)
+    cases.an_engine_that_is_away_is_told("redis", f"redis://u:hidden@127.0.0.1:{port}/x")
+
+
+def test_the_password_is_in_no_text() -> None:
+    handler = cases.make("redis", "redis://user:hidden@127.0.0.1:1/x")
+    assert "hidden" not in repr(handler)
+    assert "hidden" not in repr(cases.parameters("redis", "redis://user:hidden@127.0.0.1:1/x"))

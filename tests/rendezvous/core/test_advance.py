@@ -72,7 +72,8 @@ def test_j3_max_nodes_seal_at_once() -> None:
     run.join("node1", "node2")
     step = run.join("node3")
     assert step.reason == (
-        "round 1 sealed with 3 nodes: 3 of the 3 nodes wanted have come; round 1 is at work with 3 nodes"
+        "round 1 sealed with 3 nodes: 3 of the 3 nodes wanted have come; "
+        "round 1 is at work with 3 nodes"
     )
     assert step.timers == ()
     assert [run.kinds(n) for n in ("node1", "node2", "node3")] == [["RoundSealed"]] * 3

@@ -47,7 +47,7 @@ def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:
         master_addr="node1",
         master_port=20_001,
         restarts=0,
-        reason="2 of up to 2 nodes have come",
+        reason="2 of the 2 nodes wanted have come",
     )
 
 

@@ -55,7 +55,9 @@ from rallypoint.rendezvous.core.state import (
 
 HOSTS = st.integers(0, 7)
 HINTS = st.none() | st.none() | st.integers(0, 4)
-KINDS = st.sampled_from(["join", "rejoin", "leave", "lost", "finish", "fail", "cut", "beat"])
+KINDS = st.sampled_from(
+    ["join", "rejoin", "leave", "lost", "gone", "finish", "fail", "cut", "cut", "beat"]
+)
 
 
 class Told:
@@ -130,6 +132,9 @@ class CoreMachine(RuleBasedStateMachine):
             case "lost":
                 member = find(self.state, name)
                 return Lost(name, Cause.LEASE, (member.beats if member else 0) + off)
+            case "gone":
+                member = find(self.state, name)
+                return Lost(name, Cause.DISCONNECT, member.beats if member else 0)
             case "finish":
                 return Finish(name, incarnation, number - off, "noon")
             case "fail":
@@ -288,21 +293,52 @@ class CoreMachine(RuleBasedStateMachine):
                 assert in_time or isinstance(last, RunClosed | Refused), "C1: not told"
         if after.incarnation == before.incarnation:
             assert after.restarts - before.restarts <= sum(type(e) is Fail for e in events)
-            assert after.restarts >= before.restarts, "B1: the budget was refilled"
-        if Fail not in kinds and after.restarts:
-            assert after.restarts == before.restarts
+            if not kinds & {Lost, RejoinOver, Join}:
+                assert after.restarts >= before.restarts, "B1: the budget was refilled"
+            if len(events) == 1:
+                self.budget(before, events[0])
+        if Fail not in kinds:
+            assert after.restarts <= before.restarts
+        budget = after.settings.max_restarts if after.settings else None
+        assert after.restarts >= 0
+        assert budget is None or after.restarts <= budget
         live = {node for place in PLACES for node in getattr(before, place)}
         if live & {node for place in PLACES for node in getattr(after, place)}:
             assert before.settings == after.settings, "J6: bounds changed under live nodes"
         if isinstance(new, Sealed) and len(events) == 1 and not isinstance(old, Sealed):
             self.sealing(before, new, events[0])
 
+    def budget(self, before: State, event: Event) -> None:
+        """B1: charged for a failure that is nobody's loss, given back for the loss of a member."""
+        old, after = before.phase, self.state
+        expected = before.restarts
+        if (
+            isinstance(old, Sealed)
+            and isinstance(event, Fail)
+            and self.run.number > old.record.number
+        ):
+            expected += all(m.connected for m in before.participants.values())
+        if isinstance(old, Gathering) and old.charged:
+            members = {**before.participants, **before.candidates}
+            expected -= any(
+                m.standing is Standing.MEMBER and n in after.fenced for n, m in members.items()
+            )
+        assert after.restarts == expected
+        if isinstance(event, Lost) and event.cause is Cause.DISCONNECT:
+            member = find(before, event.node)
+            assert member is None or not member.connected or after == before
+
     def sealing(self, before: State, new: Sealed, event: Event) -> None:
         """What S2, G1 and R1 promise those who were there before the round was sealed."""
         after, seats = self.state, {seat.node.id: seat.rank for seat in new.record.seats}
+        assert after.settings is not None
+        goal = goal_of(after.settings)
+        assert len(seats) <= goal, "J3: more seats than nodes wanted"
         if isinstance(before.phase, LastCall):
-            full = len(seats) >= min(goal_nodes(after), len(before.candidates) + 1)
-            assert isinstance(event, LastCallOver) or full, "J4: sealed before it was over"
+            over = isinstance(event, LastCallOver) or before.phase.over
+            assert over or len(seats) == goal, "J4: sealed before it was over"
+        there = [*after.participants.values(), *after.spares.values()]
+        assert all(m.connected for m in there), "sealed with a candidate that is cut"
         everyone = {**before.participants, **before.candidates}
         for node, member in everyone.items():
             if member.standing is Standing.MEMBER and find(after, node):
@@ -346,7 +382,9 @@ class CoreMachine(RuleBasedStateMachine):
     def promises_of_a_sealed_round(self, phase: Sealed) -> None:
         state, record = self.state, phase.record
         assert state.settings is not None
-        assert len(record.seats) + len(state.waiting) <= state.settings.max_nodes, "N1"
+        room = goal_of(state.settings) - len(record.seats) - len(state.waiting)
+        assert room >= 0, "N1: more nodes wait than there is room for"
+        assert phase.done or not (room and state.spares), "N1: a spare could wait"
         assert not (phase.done and state.waiting), "F1: nodes wait while the round is ending"
         assert state.participants, "F1: nobody works, and the round is not over"
         for node in state.participants:
@@ -364,16 +402,19 @@ class CoreMachine(RuleBasedStateMachine):
         """A round that gathers waits for nodes, or a timer runs; nothing else holds it up."""
         state, running = self.state, {type(timer) for timer in timers(self.state)}
         enough = state.settings is not None and len(state.candidates) >= state.settings.min_nodes
+        cut = not all(m.connected for m in state.candidates.values())
+        full = state.settings is not None and len(state.candidates) >= goal_of(state.settings)
         if isinstance(phase, LastCall):
-            assert running == {LastCallOver}
+            assert running == (set() if phase.over else {LastCallOver})
             assert enough, "J2: a last call with too few"
-            assert len(state.candidates) < goal_nodes(state), "J3: full, and not sealed"
+            assert cut or not phase.over, "J4: over, and not sealed"
+            assert cut or not full, "J3: full, and not sealed"
         elif state.participants:
             assert RejoinOver in running, "G1: nothing ends the wait for those who are due"
-        elif enough:
+        elif enough and not cut:  # else the host's grace holds it up
             assert running == {ReplacementWaitOver}, "J5: nothing holds it up, and not sealed"
             assert phase.lost
-            assert len(state.candidates) < goal_nodes(state), "J3: full, and not sealed"
+            assert not full, "J3: full, and not sealed"
 
     @staticmethod
     def rejoining(state: State, node: str) -> Join:
@@ -383,7 +424,7 @@ class CoreMachine(RuleBasedStateMachine):
         return Join(member.node, state.settings, incarnation=state.incarnation, after=due)
 
     def lives(self, rejoining: bool) -> None:
-        """From here, with nodes enough and timers that end, the round is sealed."""
+        """From here, with nodes enough, timers and graces that end, the round is sealed."""
         state = self.state
         if isinstance(state.phase, Sealed | Closed):
             return
@@ -392,6 +433,12 @@ class CoreMachine(RuleBasedStateMachine):
             for node in sorted(state.participants):
                 if node in state.participants and not isinstance(state.phase, Sealed):
                     state = advance(state, self.rejoining(state, node)).state
+        for node, member in sorted(state.candidates.items()):
+            if not member.connected and not isinstance(state.phase, Sealed):
+                back = (
+                    Reconnected(node) if rejoining else Lost(node, Cause.DISCONNECT, member.beats)
+                )
+                state = advance(state, back).state
         wanted: Settings = state.settings or self.run.settings
         for count in range(wanted.min_nodes):
             fresh = a_node(f"fresh{count}")

@@ -120,7 +120,9 @@ def test_n1_a_newcomer_waits_while_there_is_room_and_is_a_spare_when_there_is_no
     )
     run.join("node4")
     assert run.places()["spares"] == ["node4"]
-    assert run.sent("node4") == [Parked(1, 1, True, "round 1 has all the 3 nodes wanted")]
+    assert run.sent("node4") == [
+        Parked(1, 1, True, "round 1 has 2 nodes and 1 wait: all the 3 nodes wanted")
+    ]
     assert run.sent("node1") == []  # spares never disturb a round
     assert run.step.reason.endswith("; 1 wait for the next round; 1 spare")
 

@@ -58,7 +58,7 @@ def settle(d: Draft) -> None:
         return
     goal = goal_of(settings)
     if have >= goal:
-        seal(d, f"{have} of the {goal} nodes wanted have come")  # J3
+        seal(d, f"{goal} of the {goal} nodes wanted have come")  # J3
     elif isinstance(phase, LastCall):
         if phase.over:
             seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
@@ -109,17 +109,20 @@ def park(d: Draft, member: Member) -> None:
     free = goal_of(d.settings) - len(phase.record.seats) - len(d.waiting)
     spare = free <= 0 or bool(phase.done)  # who has finished will not come again: no new round
     d.put(d.spares if spare else d.waiting, standing_as(member, Standing.NEW, None))
-    why = _parked_reason(phase, d.settings, spare)
+    why = _parked_reason(phase, d.settings, spare, len(d.waiting))
     d.note = f"{member.node.label} {'is a spare' if spare else 'waits'}: {why}"
     d.send((member.node.id,), Parked(d.incarnation, d.round, spare, why))
     if not spare:
         d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
 
 
-def _parked_reason(phase: Sealed, settings: Settings, spare: bool) -> str:
+def _parked_reason(phase: Sealed, settings: Settings, spare: bool, waiting: int) -> str:
     record = phase.record
     if phase.done:
         return f"round {record.number} is ending: {len(phase.done)} nodes have finished"
+    if spare and waiting:
+        have = f"round {record.number} has {nodes(len(record.seats))} and {waiting} wait"
+        return f"{have}: all the {goal_of(settings)} nodes wanted"
     if spare:
         return f"round {record.number} has all the {goal_of(settings)} nodes wanted"
     return (

@@ -12,6 +12,7 @@ from typing import Protocol
 from rallypoint.testing.simulator.clockwork import Clockwork, Process
 
 REACH_SECONDS = 5.0  # how long a connection attempt goes unanswered before it is given up
+RETRY_SECONDS = 2.0  # TCP's pause between tries has grown by the time the way is free again
 _EOF = b""
 
 
@@ -108,6 +109,7 @@ class Network:
         self.latency = latency
         self.ends: list[End] = []
         self.messages = 0
+        self.on_arrival: Callable[[End], None] | None = None  # where bytes have been taken in
         self._blocked: dict[tuple[str, str], int] = {}
         self._vanished: set[str] = set()
 
@@ -167,6 +169,11 @@ class Network:
 
     def _start(self, end: End, order: int, data: bytes) -> None:
         self.messages += 1
+        if not end.peer.process.alive:
+            if data and self.kernel_lives(end.peer.process):  # it answers with a reset
+                delay = self._delay(end.process)
+                self._clockwork.add(end.process, delay, False, end.break_off)
+            return
         arrival = max(end.last_arrival, self._clockwork.now + self._delay(end.process))
         end.last_arrival = arrival
         delay = arrival - self._clockwork.now
@@ -191,6 +198,8 @@ class Network:
                 end.owner.data_received(data[:half])
                 data = data[half:]
             end.owner.data_received(data)
+            if self.on_arrival is not None:
+                self.on_arrival(end)
 
     def _delay(self, process: Process) -> float:
         least, most = self.latency
@@ -215,14 +224,23 @@ class Network:
         self._blocked.pop((source, target), None)
         for end in self.ends:
             if (end.process.name, end.peer.process.name) == (source, target) and end.waiting:
-                waiting, end.waiting = sorted(end.waiting), []
-                for order, data in waiting:
-                    self._start(end, order, data)
+                pause = self._clockwork.random.random() * RETRY_SECONDS
+                self._clockwork.add(self._clockwork.world, pause, False, self._release, end)
+
+    def _release(self, end: End) -> None:
+        if not self.is_blocked(end.process.name, end.peer.process.name):
+            waiting, end.waiting = sorted(end.waiting), []
+            for order, data in waiting:
+                self._start(end, order, data)
 
     def vanish(self, process: Process) -> None:
         """A machine loses its power: it dies, and no kernel tells anybody."""
         self._vanished.add(process.name)
         process.kill()
+
+    def power_on(self, process: Process) -> None:
+        """A machine that had vanished runs again: it resets what it does not know."""
+        self._vanished.discard(process.name)
 
     def kernel_lives(self, process: Process) -> bool:
         """Return whether a dead process's kernel is there to close its connections."""

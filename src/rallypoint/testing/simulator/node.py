@@ -25,7 +25,7 @@ from rallypoint.rendezvous.core.events import (
 )
 from rallypoint.rendezvous.core.state import Failure, Node
 from rallypoint.store import protocol as p
-from rallypoint.testing.simulator.clockwork import Process
+from rallypoint.testing.simulator.clockwork import Handle, Process
 from rallypoint.testing.simulator.session import NodeSession
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Agent(ABC):
         self._pumping = False
         self._blocked = False
         self._worked_from = 0.0
+        self._actions: deque[events.Action] = deque()
+        self._stopping: Handle | None = None
         self.new_id()
 
     def new_id(self) -> None:
@@ -127,9 +129,14 @@ class Agent(ABC):
         self.state = decision.state
         if decision.reason:
             self.world.note(self.name, decision.reason)
-        for action in decision.actions:
-            if self.exit is None:
-                self._do(action)
+        self._actions.extend(decision.actions)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._actions and not self._blocked:
+            self._do(self._actions.popleft())
+        if not self._blocked and self.exit is not None:
+            self.gone()
 
     def _do(self, action: events.Action) -> None:
         match action:
@@ -140,8 +147,7 @@ class Agent(ABC):
             case events.StartWorkers(assignment=seat):
                 self._start_workers(seat)
             case events.StopWorkers(grace_seconds=grace):
-                delay = self.world.clockwork.random.random() * grace
-                self.process.call_later(delay, self._stopped, self.state)
+                self._stop_workers(grace)
             case events.ReportFailure(failure=failure):
                 self.fail(failure)
             case events.Finish():
@@ -158,8 +164,6 @@ class Agent(ABC):
         self.working = None
         self.world.note(self.name, f"exits with code {end.code}: {end.text or 'done'}")
         self._leave("its agent ends")
-        if not self._blocked:
-            self.gone()
 
     def _leave(self, why: str) -> None:
         if not self.left:
@@ -173,8 +177,7 @@ class Agent(ABC):
     def unblock(self, _done: bool = True) -> None:
         """It is over."""
         self._blocked = False
-        if self.exit is not None:
-            self.gone()
+        self._go_on()
         self._pump()
 
     # -- workers -----------------------------------------------------------------------------
@@ -196,11 +199,17 @@ class Agent(ABC):
                 self.world.truth.failed.add((self.node_id, seat.round))
             self.put(events.WorkerExited(seat.round, 0, code))
 
-    def _stopped(self, state: policy.AgentState) -> None:
-        if self.exit is None and isinstance(self.state.phase, policy.Stopping):
-            self.work_left -= self.world.clockwork.now - self._worked_from
-            self.working = None
-            self.put(events.WorkersStopped())
+    def _stop_workers(self, grace: float) -> None:
+        if self._stopping is not None:
+            self._stopping.cancel()  # given again, it only shortens the grace
+        delay = self.world.clockwork.random.random() * grace
+        self._stopping = self.process.call_later(delay, self._stopped)
+
+    def _stopped(self) -> None:
+        self._stopping = None
+        self.work_left -= self.world.clockwork.now - self._worked_from
+        self.working = None
+        self.put(events.WorkersStopped())
 
     def signal(self) -> None:
         """Somebody asks this agent to go."""
@@ -242,6 +251,7 @@ class HostedNode(Agent):
         self.session = NodeSession(world, self.process, lease, self._changed)
         self._seated = False  # the handler has a seat of its present id
         self._why = ""
+        self._waits = False  # a join is under way
 
     def begin(self) -> None:
         """Start the agent; it connects first."""
@@ -260,7 +270,7 @@ class HostedNode(Agent):
 
     def join(self, why: str) -> None:
         """See the base."""
-        self._why = why
+        self._why, self._waits = why, True
         if self.session.view.fenced is not None:  # L2
             self.new_id()
             self._seated = False
@@ -280,49 +290,46 @@ class HostedNode(Agent):
 
     def _look(self) -> None:
         join, session = self.session.join, self.session
-        waits = isinstance(self.state.phase, policy.Joining)
-        if waits and join is not None and dialogue.is_settled(join, session.view, session.refused):
+        if self._waits and join is not None and dialogue.is_settled(join, session.view, session.refused):
             self.process.soon(self._settled, self.asking)
 
     def _settled(self, asking: int) -> None:
         session, view, join = self.session, self.session.view, self.session.join
         refused = session.refused or view.fenced
-        if asking != self.asking or join is None or not isinstance(
-            self.state.phase, policy.Joining
-        ):  # fmt: skip
+        if asking != self.asking or join is None or not self._waits:
             return
         if not dialogue.is_settled(join, view, session.refused):
             return
         if view.closed is not None:
             session.join = None
-            self.asking += 1
-            self.put(_join_failed_closed(view.closed))
+            self._answer(_join_failed_closed(view.closed))
         elif refused is not None:
             self._refused(refused)
         elif view.assignment is not None:
-            self.asking += 1
             self._seated = True
-            self.put(events.Sealed(view.assignment))
+            self._answer(events.Sealed(view.assignment))
 
     def _refused(self, refused: Refused) -> None:
         session = self.session
         session.join = None
         if refused.refusal is Refusal.CLOSED:
-            self.asking += 1
             kind = events.JoinError.NOT_NEEDED if refused.finished else events.JoinError.CLOSED
-            self.put(events.JoinFailed(kind, refused.why))
+            self._answer(events.JoinFailed(kind, refused.why))
         elif self._seated and session.view.fenced is not None:
             self.new_id()
             self._seated = False
             self._ask()
         else:
-            self.asking += 1
-            self.put(events.JoinFailed(events.JoinError.REFUSED, refused.why))
+            self._answer(events.JoinFailed(events.JoinError.REFUSED, refused.why))
+
+    def _answer(self, event: events.Event) -> None:
+        self._waits = False
+        self.put(event)
 
     def _timed_out(self, asking: int) -> None:
-        if asking != self.asking:
+        if asking != self.asking or not self._waits:
             return
-        self.asking += 1
+        self._waits = False
         text = f"no round was complete within {self.world.plan.join_seconds:g} s"
         failed = events.JoinFailed(events.JoinError.TIMEOUT, text)
         self._say_leave("its join timed out", 2.0, lambda _done: self.put(failed))
@@ -343,7 +350,8 @@ class HostedNode(Agent):
         if join is not None and seat is not None:
             event = Finish(join.node.id, seat.incarnation, seat.round)
             self.world.truth.done.add((join.node.id, seat.round))
-            self.session.ask(lambda i: wire.Ask(i, event), CLOSE_SECONDS, lambda _done: None)
+            self.block()
+            self.session.ask(lambda i: wire.Ask(i, event), CLOSE_SECONDS, self.unblock)
 
     def leave(self, why: str) -> None:
         """See the base."""

@@ -87,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True):
         slots: whether a node names its place, so that its successor replaces it.
         shared: run without a server, over a compare-and-set store.
         fault_seconds: when faults stop.
+        resume_seconds: how long the server keeps the results of a client that is gone.
     """
 
     seed: int
@@ -101,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True):
     slots: bool = False
     shared: bool = False
     fault_seconds: float = 30.0
+    resume_seconds: float = 60.0
 
     @property
     def bound_seconds(self) -> float:
@@ -164,7 +166,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
     for kind in dice.choices(kinds, weights, k=count):
         at = float(dice.randint(5, 600)) if kind in STEP_KINDS else dice.uniform(0.0, window)
         seconds = dice.uniform(0.05, longest)
-        node, back = dice.randrange(nodes + 2), dice.random() < 0.6
+        node, back = dice.randrange(nodes + 4), dice.random() < 0.6
         faults.append(Fault(kind, at, node, seconds, back))
     return Plan(
         seed=seed,
@@ -179,4 +181,5 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         slots=dice.random() < 0.3,
         shared=alone,
         fault_seconds=window,
+        resume_seconds=dice.choice([2.0, 60.0]),
     )

@@ -1,4 +1,4 @@
-"""Real torchrun processes for the tests: started, read, signalled, and ended in any case."""
+"""Real launcher processes for the tests: started, read, signalled, and ended in any case."""
 
 import os
 import signal
@@ -13,7 +13,8 @@ import psutil
 
 from rallypoint.rendezvous.endpoint import free_port
 
-WORKER = Path(__file__).with_name("worker.py")
+TORCHRUN = "torch.distributed.run"
+HERE = Path(__file__).parent
 LIMIT_SECONDS = 60.0  # for what takes a second or two on a machine with nothing else to do
 
 
@@ -28,7 +29,7 @@ def until(condition: Callable[[], bool], what: str, limit: float = LIMIT_SECONDS
 
 
 class Agent:
-    """One torchrun process; its output and its workers' are in files."""
+    """One launcher process; its output and its workers' are in files."""
 
     def __init__(self, command: list[str], folder: Path, env: dict[str, str]) -> None:
         folder.mkdir()
@@ -88,6 +89,8 @@ class Job:
         backend: as torchrun's.
         conf: as torchrun's --rdzv-conf.
         options: more options of torchrun.
+        launcher: the module that is run; its options are torchrun's.
+        worker: the workers' script.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class Job:
         backend: str = "rallypoint",
         conf: str = "last_call=0.5",
         options: tuple[str, ...] = (),
+        launcher: str = TORCHRUN,
+        worker: Path = HERE / "torchrun" / "worker.py",
     ) -> None:
         self.folder = folder
         self.stop_file = folder / f"stop-{backend}"
@@ -107,12 +112,12 @@ class Job:
             *("--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--rdzv-conf", conf, *options),
         ]
-        self._backend = backend
+        self._backend, self._launcher, self._worker = backend, launcher, worker
 
     def start(self, *command: str, **env: str) -> Agent:
-        """Start one more agent; the worker is worker.py where no command is given."""
-        run = [sys.executable, "-m", "torch.distributed.run", *self._options]
-        run += command or (str(WORKER), str(self.stop_file))
+        """Start one more agent; the worker is the job's where no command is given."""
+        run = [sys.executable, "-m", self._launcher, *self._options]
+        run += command or (str(self._worker), str(self.stop_file))
         folder = self.folder / f"{self._backend}-{len(self.agents)}"
         agent = Agent(run, folder, {**os.environ, "OMP_NUM_THREADS": "1", **env})
         self.agents.append(agent)

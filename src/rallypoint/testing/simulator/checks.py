@@ -1,0 +1,308 @@
+"""What must hold in a simulated world, checked after each step of the core and each message.
+
+The simulator knows the truth: which node really left, whose worker really failed, when a
+node's bytes last reached the server. Each event that the hosts hand to the core, and each
+reason for which a node ends its workers, must have its cause there.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent import events as agent_events
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
+from rallypoint.rendezvous.core.events import (
+    Assignment,
+    Cause,
+    Close,
+    Event,
+    Fail,
+    Finish,
+    Join,
+    LastCallOver,
+    Leave,
+    Lost,
+    RejoinOver,
+    ReplacementWaitOver,
+    RoundOpened,
+    Timer,
+)
+from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.state import (
+    PLACES,
+    Closed,
+    NodeId,
+    Round,
+    Sealed,
+    State,
+)
+
+if TYPE_CHECKING:
+    from rallypoint.testing.simulator.node import Agent
+    from rallypoint.testing.simulator.world import World
+
+TIMERS = (LastCallOver, RejoinOver, ReplacementWaitOver)
+HELD_UP_SECONDS = 1.0  # what a server may not notice of its own absence, each time
+ROUNDING_SECONDS = 0.01
+
+
+class Violation(Exception):
+    """Something that must hold does not. `kind` names it, for shrinking."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Truth:
+    """What really happened."""
+
+    def __init__(self) -> None:
+        self.joined: set[NodeId] = set()
+        self.left: set[NodeId] = set()
+        self.done: set[tuple[NodeId, int]] = set()
+        self.failed: set[tuple[NodeId, int]] = set()
+        self.closed = False
+        self.fenced: set[NodeId] = set()
+        self.openings: set[tuple[int, int, str]] = set()
+        self.closings: set[tuple[int, str]] = set()
+        self._heard: dict[NodeId, list[tuple[float, float]]] = {}  # when, server's pauses by then
+        self.rounds: dict[tuple[int, int, int], Round] = {}
+        self.seats: dict[tuple[int, int, int], dict[int, NodeId]] = {}
+        self.common: dict[tuple[int, int, int], tuple[object, ...]] = {}
+        self.timers: dict[tuple[int, Timer], tuple[float, float]] = {}
+
+
+    def hear(self, node: NodeId, now: float, paused: float) -> None:
+        """A node's bytes were taken in by the server."""
+        times = self._heard.setdefault(node, [])
+        if times and times[-1][0] == now:
+            return
+        times.append((now, paused))
+        del times[:-2]
+
+    def heard(self, node: NodeId, now: float) -> tuple[float, float] | None:
+        """Return when a node was last heard before now: what comes now was not judged yet."""
+        earlier = [each for each in self._heard.get(node, ()) if each[0] < now]
+        return earlier[-1] if earlier else None
+
+
+class Checker:
+    """Checks steps, messages and decisions of one world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.truth = world.truth
+        self.steps = 0
+
+    # -- the core ------------------------------------------------------------------------------
+
+    def advance(self, state: State, *events: Event) -> Step:
+        """Be `advance` for the server's host: check, store, remember."""
+        step = advance_now(state, *events)
+        self.steps += 1
+        check_core(state, step)
+        for event in events:
+            self._cause(event, state)
+        if any(isinstance(event, TIMERS) for event in events):
+            self._late_timers(state, events)
+        self._closing(state, step.state, events)
+        self._sealing(state, step)
+        self._remember(step)
+        self.world.server.store(step.state)
+        if self.world.lines is not None:
+            self.world.note("server", f"{', '.join(map(event_line, events))}: {step.reason}")
+        return step
+
+    def _cause(self, event: Event, state: State) -> None:
+        truth = self.truth
+        match event:
+            case Join(node=node):
+                fine = node.id in truth.joined
+            case Leave(node=node):
+                fine = node in truth.left
+            case Finish(node=node, round=number):
+                fine = (node, number) in truth.done
+            case Fail(node=node, round=number):
+                fine = (node, number) in truth.failed
+            case Close():
+                fine = truth.closed
+            case Lost():
+                self._loss(event, state)
+                fine = True
+            case _:
+                fine = True
+        if not fine:
+            raise Violation("invented", f"nothing in the world caused {event}")
+
+    def _loss(self, lost: Lost, state: State) -> None:
+        server, settings = self.world.server, state.settings
+        if server.host is None or server.process is None or settings is None:
+            return
+        leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up
+        now, paused = self.world.clockwork.now, server.process.paused_seconds()
+        if lost.cause is Cause.LEASE:
+            heard = self.truth.heard(lost.node, now)
+            silent = now - heard[0] - (paused - heard[1]) if heard else now
+            if silent < settings.lease_seconds - leeway:
+                text = f"{lost.node} was lost after {silent:.2f} s of silence"
+                raise Violation("false loss", text)
+        elif lost.cause is Cause.DISCONNECT:
+            here = server.process.time()
+            gone = here - server.host.lost_at.get(lost.node, here)
+            bound = server.host.bound_at.get(lost.node, -1.0)
+            back = bound > server.host.lost_at.get(lost.node, here) and bound < here
+            if back:
+                raise Violation("false loss", f"{lost.node} is connected and was lost")
+            if gone < min(settings.grace_seconds, settings.lease_seconds) - leeway:
+                text = f"{lost.node} was lost {gone:.2f} s after its connection was cut"
+                raise Violation("false loss", text)
+
+    def _late_timers(self, state: State, events: Iterable[Event]) -> None:
+        from rallypoint.rendezvous.core.advance import timers
+
+        for event in events:
+            step = advance_now(state, event)
+            if isinstance(event, TIMERS):
+                if event not in timers(state) and step.state != state:
+                    raise Violation("late timer", f"{event} has changed something")
+                self._early(event, state)
+            state = step.state
+
+    def _early(self, timer: Timer, state: State) -> None:
+        process = self.world.server.process
+        began = self.truth.timers.get((self.world.server.starts, timer))
+        if began is None or process is None:
+            return
+        ran = self.world.clockwork.now - began[0] - (process.paused_seconds() - began[1])
+        wanted = timer_seconds(state, timer)
+        server = self.world.server
+        leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up + server.jumped_seconds
+        if ran < wanted - leeway and state.settings is not None:
+            raise Violation("early timer", f"{timer} ended after {ran:.2f} s of {wanted:g}")
+
+    def _closing(self, before: State, after: State, events: tuple[Event, ...]) -> None:
+        if not isinstance(after.phase, Closed) or isinstance(before.phase, Closed):
+            return
+        if not any(isinstance(event, Close | Fail | Finish) for event in events):
+            raise Violation("L3", f"the run was closed by {events}")
+        life, settings = self.world.server.life, after.settings
+        number = after.phase.round
+        record = self.truth.rounds.get((life, after.incarnation, number))
+        if after.phase.finished and record is not None:
+            for seat in record.seats:
+                if (seat.node.id, number) not in self.truth.done:
+                    raise Violation("F1", f"{seat.node.id} has not finished round {number}")
+        if settings and settings.max_restarts is not None:
+            if after.restarts > settings.max_restarts:
+                raise Violation("B1", f"{after.restarts} restarts, at most {settings.max_restarts}")
+
+    def _sealing(self, before: State, step: Step) -> None:
+        """G1: nobody of the round before is passed over who is alive and has not gone."""
+        after = step.state
+        if not isinstance(after.phase, Sealed):
+            return
+        life, record = self.world.server.life, after.phase.record
+        key = (life, after.incarnation, record.number)
+        first = self.truth.rounds.setdefault(key, record)
+        if first != record:
+            raise Violation("two worlds", f"round {record.number} was sealed twice: {first}")
+        former = self.truth.rounds.get((life, after.incarnation, record.number - 1))
+        seated = {seat.node.id for seat in record.seats}
+        for seat in former.seats if former is not None else ():
+            node = seat.node.id
+            gone = node in after.fenced or node in self.truth.left or node in self.truth.fenced
+            if node not in seated and node not in after.finished and not gone:
+                raise Violation(
+                    "G1", f"round {record.number} was sealed without {node}, who is alive"
+                )
+
+    def _remember(self, step: Step) -> None:
+        state, server, truth = step.state, self.world.server, self.truth
+        truth.fenced.update(state.fenced)
+        for send in step.messages:
+            if isinstance(send.message, RoundOpened):
+                m = send.message
+                truth.openings.add((m.incarnation, m.round, m.why))
+        if isinstance(state.phase, Closed):
+            truth.closings.add((state.incarnation, state.phase.why))
+        process = server.process
+        for timer in step.timers:
+            key = (server.starts, timer)
+            if process is not None and key not in truth.timers:
+                truth.timers[key] = (self.world.clockwork.now, process.paused_seconds())
+
+    # -- what nodes are told, and do -------------------------------------------------------------
+
+    def told(self, life: int, node: NodeId, message: wire.Told) -> None:
+        """A node was told something."""
+        if isinstance(message, wire.Seated):
+            self.seated(life, node, message.seat)
+
+    def seated(self, life: int, node: NodeId, seat: Assignment) -> None:
+        """A node was given a seat: all who are told of the round must be told the same."""
+        key = (life, seat.incarnation, seat.round)
+        common = (
+            seat.size, seat.world_size, seat.master_addr, seat.master_port, seat.restarts,
+            seat.reason,
+        )  # fmt: skip
+        first = self.truth.common.setdefault(key, common)
+        if first != common:
+            raise Violation("agreement", f"round {key} was told as {first} and as {common}")
+        holders = self.truth.seats.setdefault(key, {})
+        holder = holders.setdefault(seat.rank, node)
+        if holder != node:
+            raise Violation("agreement", f"rank {seat.rank} of {key}: {holder} and {node}")
+        if any(n == node and rank != seat.rank for rank, n in holders.items()):
+            raise Violation("agreement", f"{node} has two ranks in {key}")
+        if not 0 <= seat.rank < seat.size:
+            raise Violation("agreement", f"rank {seat.rank} of {seat.size}")
+
+    def stops(self, agent: "Agent", event: agent_events.Event, reason: str) -> None:
+        """A node ends workers that were well: it must say why, and that must be so."""
+        truth = self.truth
+        match event:
+            case agent_events.RoundOpened(incarnation=i, round=n, why=why):
+                fine = bool(why) and ((i, n, why) in truth.openings or self._reopened(i, n))
+            case agent_events.Fenced():
+                fine = agent.node_id in truth.fenced or self.world.server.life > 0
+            case agent_events.RunClosed(incarnation=i, why=why):
+                fine = (i, why) in truth.closings
+            case agent_events.Signal():
+                fine = True
+            case agent_events.WorkerExited(round=n, exit_code=code):
+                fine = code != 0 and (agent.node_id, n) in truth.failed
+            case agent_events.AdmitDue():
+                fine = True
+            case _:
+                fine = False
+        if not fine or not reason:
+            raise Violation("killed", f"{agent.node_id} ends its workers for {event!r}")
+
+    def _reopened(self, incarnation: int, number: int) -> bool:
+        return any(o[:2] == (incarnation, number) for o in self.truth.openings)
+
+
+def advance_now(state: State, *events: Event) -> Step:
+    """Call the core as it is now (tests of the simulator plant faults in it)."""
+    return advance(state, *events)
+
+
+def event_line(event: Event) -> str:
+    """Return an event in a few words."""
+    name = type(event).__name__
+    if isinstance(event, Join):
+        return f"{name} {event.node.id} after {event.after}"
+    who = getattr(event, "node", None)
+    return f"{name} {who}" if who else str(event)
+
+
+def check_core(before: State, step: Step) -> None:
+    """Check the invariants of the core over one step."""
+    broken = check_state(step.state) + check_step(before, step.state, step.messages)
+    if broken:
+        raise Violation("invariant", "; ".join(broken))
+    for place in PLACES:
+        for node in getattr(step.state, place):
+            if node in before.fenced:
+                raise Violation("invariant", f"fenced {node} is back in {place}")

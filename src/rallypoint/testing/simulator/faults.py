@@ -1,0 +1,218 @@
+"""Carries out the faults of a plan."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rallypoint.testing.simulator.clockwork import Process
+from rallypoint.testing.simulator.plan import STEP_KINDS, Fault, Kind
+
+if TYPE_CHECKING:
+    from rallypoint.testing.simulator.node import Agent
+    from rallypoint.testing.simulator.world import World
+
+SLOWNESS = 40.0
+CRASH_CHANCE, CRASH_SECONDS = 0.5, 3.0  # of workers whose peer has died
+
+
+class Faults:
+    """What goes wrong in a world, and when it has stopped.
+
+    Args:
+        world: to which it happens.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._clockwork = world.clockwork
+        self._steps: dict[int, Fault] = {}
+        self._blocks: list[tuple[str, str]] = []  # node, "up" or "down"
+        self._server_slowness = 1.0
+        self.end = 0.0
+        self.stopped = False
+        self._do: dict[Kind, Callable[[Fault], None]] = {
+            Kind.KILL: self._kill, Kind.VANISH: self._kill, Kind.PAUSE: self._pause,
+            Kind.SLOW: self._slow, Kind.JUMP: self._jump, Kind.WORKER: self._worker,
+            Kind.LEAVE: self._leave, Kind.COME: self._come, Kind.CUT: self._cut,
+            Kind.CUT_NEAR: self._cut, Kind.CUT_FAR: self._cut, Kind.PART: self._part,
+            Kind.PART_UP: self._part, Kind.PART_DOWN: self._part,
+            Kind.SERVER_PAUSE: self._server_pause, Kind.SERVER_SLOW: self._server_slow,
+            Kind.SERVER_JUMP: self._server_jump, Kind.SERVER_KILL: self._server_kill,
+            Kind.SERVER_POWER: self._server_kill, Kind.SERVER_LOST: self._server_kill,
+            Kind.CLOSE: self._close,
+        }  # fmt: skip
+
+    def plan(self, faults: tuple[Fault, ...]) -> None:
+        """Let the faults come at their time."""
+        self.end = self._world.plan.fault_seconds
+        for fault in faults:
+            if fault.kind in STEP_KINDS:
+                self._steps[int(fault.at)] = fault
+            else:
+                self._later(fault.at, partial(self._happens, fault))
+                self.end = max(self.end, fault.at + fault.seconds + 0.1)
+        if self._steps:
+            self._clockwork.on_step = self._step
+
+    def stop(self) -> None:
+        """Let nothing go wrong any more."""
+        self.stopped = True
+        self._clockwork.on_step = None
+
+    def _later(self, seconds: float, call: Callable[[], object]) -> None:
+        self._clockwork.add(self._clockwork.world, seconds, False, call)
+
+    def _happens(self, fault: Fault) -> None:
+        self._world.note("FAULT", fault.line())
+        self._do[fault.kind](fault)
+
+    def agent(self, fault: Fault) -> "Agent":
+        """Return the agent that is now on the fault's machine."""
+        agents = self._world.agents
+        return agents[fault.node % len(agents)]
+
+    def process(self, fault: Fault) -> Process:
+        """Return the process that the fault concerns: an agent's, or a store client's."""
+        world = self._world
+        everyone = [a.process for a in world.agents] + [c.process for c in world.stores]
+        return everyone[fault.node % len(everyone)]
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _kill(self, fault: Fault) -> None:
+        agent = self.agent(fault)
+        if agent.process.alive:
+            self.kill_agent(agent, power=fault.kind is Kind.VANISH)
+        if fault.back:
+            self._later(fault.seconds, partial(self._come_back, agent.host))
+
+    def kill_agent(self, agent: "Agent", power: bool) -> None:
+        """Kill an agent; the workers of its peers may crash for it."""
+        seat = agent.working
+        agent.working = None
+        if power:
+            self._world.network.vanish(agent.process)
+        else:
+            agent.process.kill()
+        for other in self._world.agents if seat is not None else ():
+            crashes = self._clockwork.random.random() < CRASH_CHANCE
+            if other.working is not None and other.process.alive and crashes:
+                delay = self._clockwork.random.random() * CRASH_SECONDS
+                other.process.call_later(delay, other.worker_ends, other.working, 1)
+
+    def _come_back(self, host: int) -> None:
+        agent = self._world.agents[host]
+        if not agent.process.alive:
+            self._world.new_agent(host, agent.name.count("'") + 1)
+
+    def _come(self, fault: Fault) -> None:
+        self._world.new_agent(len(self._world.agents))
+
+    def _pause(self, fault: Fault) -> None:
+        process = self.process(fault)
+        process.pause()
+        self._later(fault.seconds, process.go_on)
+
+    def _slow(self, fault: Fault) -> None:
+        process = self.process(fault)
+        process.slowness = SLOWNESS
+        self._later(fault.seconds, lambda: setattr(process, "slowness", 1.0))
+
+    def _jump(self, fault: Fault) -> None:
+        self.process(fault).jump(fault.seconds)
+
+    def _worker(self, fault: Fault) -> None:
+        agent = self.agent(fault)
+        if agent.process.alive and agent.working is not None:
+            agent.process.call_soon(agent.worker_ends, agent.working, 1)
+
+    def _leave(self, fault: Fault) -> None:
+        agent = self.agent(fault)
+        if agent.process.alive:
+            agent.process.call_soon(agent.signal)
+        if fault.back:
+            self._later(fault.seconds, partial(self._come_back, agent.host))
+
+    def _step(self, process: Process) -> None:
+        fault = self._steps.pop(self._clockwork.steps, None)
+        if fault is None or self.stopped:
+            return
+        self._world.note("FAULT", f"{fault.line()}: {process.name}")
+        agent = next((a for a in self._world.agents if a.process is process), None)
+        if agent is not None and fault.kind is Kind.KILL_STEP:
+            self.kill_agent(agent, power=False)
+            if fault.back:
+                self._later(fault.seconds, partial(self._come_back, agent.host))
+        elif process is self._world.server.process and fault.kind is Kind.KILL_STEP:
+            self._world.server.kill(fault.seconds, power=True, lost=False)
+        else:
+            if process is self._world.server.process:
+                self._world.server.held_up += 1
+            process.pause()
+            self._later(fault.seconds, process.go_on)
+        self.end = max(self.end, self._clockwork.now + fault.seconds + 0.1)
+
+    # -- the network -------------------------------------------------------------------------------
+
+    def _cut(self, fault: Fault) -> None:
+        sides = {Kind.CUT: "both", Kind.CUT_NEAR: "near", Kind.CUT_FAR: "far"}
+        self._world.network.cut(self.process(fault), sides[fault.kind])
+
+    def _part(self, fault: Fault) -> None:
+        name = self.process(fault).name
+        ways = {Kind.PART: ("up", "down"), Kind.PART_UP: ("up",), Kind.PART_DOWN: ("down",)}
+        for way in ways[fault.kind]:
+            self._blocks.append((name, way))
+            self._set(name, way, True)
+            self._later(fault.seconds, partial(self._heal, name, way))
+
+    def _heal(self, name: str, way: str) -> None:
+        self._blocks.remove((name, way))
+        self._set(name, way, False)
+
+    def _set(self, name: str, way: str, blocked: bool) -> None:
+        server = self._world.server.process
+        if server is not None:
+            self._set_with(server.name, name, way, blocked)
+
+    def _set_with(self, server: str, name: str, way: str, blocked: bool) -> None:
+        network = self._world.network
+        pair = (name, server) if way == "up" else (server, name)
+        if blocked:
+            network.block(*pair)
+        else:
+            network.unblock(*pair)
+
+    def server_started(self, server: str) -> None:
+        """A server that is started again is behind the same blocks."""
+        for name, way in self._blocks:
+            self._set_with(server, name, way, True)
+
+    # -- the server --------------------------------------------------------------------------------
+
+    def _server_pause(self, fault: Fault) -> None:
+        process = self._world.server.process
+        if process is not None:
+            self._world.server.held_up += 1
+            process.pause()
+            self._later(fault.seconds, process.go_on)
+
+    def _server_slow(self, fault: Fault) -> None:
+        process = self._world.server.process
+        if process is not None:
+            process.slowness = SLOWNESS
+            self._later(fault.seconds, lambda: setattr(process, "slowness", 1.0))
+
+    def _server_jump(self, fault: Fault) -> None:
+        process = self._world.server.process
+        if process is not None and process.alive:
+            self._world.server.held_up += 1
+            self._world.server.jumped_seconds += fault.seconds
+            process.jump(fault.seconds)
+
+    def _server_kill(self, fault: Fault) -> None:
+        power, lost = fault.kind is Kind.SERVER_POWER, fault.kind is Kind.SERVER_LOST
+        self._world.server.kill(fault.seconds, power, lost)
+
+    def _close(self, fault: Fault) -> None:
+        self._world.close()

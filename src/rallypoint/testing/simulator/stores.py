@@ -1,0 +1,149 @@
+"""Clients of the run's store in a simulated world; their calls are kept and checked.
+
+As `store.tcp`: calls keep their number when they are sent again after a reconnect, `low` and
+`acked` tell the server which results it may forget, and when the server does not know this
+client any more, a call that is no plain read ends in doubt.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.store import protocol as p
+from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.clockwork import Process
+from rallypoint.testing.simulator.history import UNKNOWN, Call, explain
+from rallypoint.testing.simulator.session import Client
+
+if TYPE_CHECKING:
+    from rallypoint.testing.simulator.world import World
+
+CALLS_AT_ONCE = 3
+CALLS = 40
+THINK_SECONDS = 1.0
+WAIT_SECONDS = 2.0
+ANSWER_SECONDS = 12.0  # a call that has no answer by then has failed, in doubt
+
+
+class StoreClient(Client):
+    """One client object with a few threads that use it.
+
+    Args:
+        world: where it lives.
+        number: tells it from the others.
+    """
+
+    def __init__(self, world: "World", number: int) -> None:
+        process = Process(world.clockwork, f"store{number}", world.clockwork.random.random() * 1e6)
+        super().__init__(world, process, process.name.encode())
+        self.name = process.name
+        self.history: list[tuple[int, Call]] = []  # with the server's start that answered
+        self._open: dict[int, tuple[p.StoreRequest, float]] = {}
+        self._sent_to: dict[int, int] = {}
+        self._acked: list[int] = []
+        self._last_id = 0
+        self._epoch = 0
+        self._resting = False
+
+    def begin(self) -> None:
+        """Connect, and begin to call."""
+        self.connect()
+        for _ in range(CALLS_AT_ONCE):
+            self._think()
+
+    def rest(self) -> None:
+        """Begin no more calls."""
+        self._resting = True
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call is still without an answer."""
+        return bool(self._open)
+
+    def _think(self) -> None:
+        pause = self.world.clockwork.random.random() * THINK_SECONDS
+        self.process.call_later(pause, self._call)
+
+    def _call(self) -> None:
+        if self._resting or self._last_id >= CALLS or not self._epoch:
+            if not self._epoch and not self._resting:
+                self._think()
+            return
+        self._last_id += 1
+        number = self._last_id
+        self._open[number] = (self._request(number), self.world.clockwork.now)
+        self.process.call_later(ANSWER_SECONDS, self._give_up, number)
+        self._send(number)
+
+    def _give_up(self, number: int) -> None:
+        if number in self._open:
+            self._end(number, self._sent_to.get(number, self._epoch), UNKNOWN)
+
+    def _request(self, number: int) -> p.StoreRequest:
+        dice = self.world.clockwork.random
+        tag = f"{self.name}-{number}".encode()
+        makers: list[p.StoreRequest] = [
+            p.Set("value", tag), p.Peek("value"), p.Get("value", WAIT_SECONDS),
+            p.CompareSwap("value", dice.choice([None, b"x"]), tag), p.Delete("value"),
+            p.Add("counter", 1), p.Add("counter", 1), p.Peek("counter"),
+            p.Append("line", tag + b" "), p.Peek("line"),
+            p.QueuePush("queue", tag), p.QueuePop("queue", WAIT_SECONDS),
+        ]  # fmt: skip
+        return dice.choice(makers)
+
+    def _send(self, number: int) -> None:
+        if self.ready:
+            low = min(self._open)
+            acked, self._acked = tuple(self._acked), []
+            self._sent_to[number] = self._epoch
+            self.write(p.frame(p.Call(number, low, self._open[number][0], acked)))
+
+    def welcomed(self, welcome: p.Welcome) -> None:
+        """Send again what was not answered; or let it end in doubt."""
+        known = welcome.resumed and welcome.epoch == self._epoch
+        self._epoch = welcome.epoch
+        for number in sorted(self._open):
+            request = self._open[number][0]
+            never_sent = number not in self._sent_to
+            if known or never_sent or isinstance(request, p.REPEATABLE):
+                self._send(number)
+            else:
+                self._end(number, self._sent_to[number], UNKNOWN)
+
+    def take(self, body: Any) -> None:
+        """Take an answer."""
+        if not isinstance(body, p.Reply | p.Failure) or body.id not in self._open:
+            return
+        request = self._open[body.id][0]
+        if isinstance(body, p.Failure):
+            self._open.pop(body.id)  # it waited in vain, or was refused: no effect
+            self._think()
+        else:
+            self._end(body.id, self._epoch, body.result)
+        if self._open and min(self._open) < body.id and not isinstance(request, p.REPEATABLE):
+            self._acked.append(body.id)
+
+    def _end(self, number: int, epoch: int, result: Any) -> None:
+        request, asked = self._open.pop(number)
+        answered = float("inf") if result is UNKNOWN else self.world.clockwork.now
+        self.history.append((epoch, Call(self.name, request, asked, answered, result)))
+        self._think()
+
+    def seen(self) -> list[tuple[int, Call]]:
+        """Return the history, with the calls that still have no answer."""
+        still = [
+            (self._sent_to[number], Call(self.name, request, asked))
+            for number, (request, asked) in self._open.items()
+            if number in self._sent_to
+        ]
+        return self.history + still
+
+
+def check_histories(clients: Iterable[StoreClient]) -> None:
+    """Check the calls that each start of the server has answered."""
+    by_start: dict[int, list[Call]] = {}
+    for client in clients:
+        for start, call in client.seen():
+            by_start.setdefault(start, []).append(call)
+    for calls in by_start.values():
+        if why := explain(calls):
+            raise Violation("linearizability", why)

@@ -1,0 +1,94 @@
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tensorplay.distributed.elastic.rendezvous import get_registry, registry
+
+from rallypoint.integrations import tensorplay
+from tests.integrations.agents import HERE, Job, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+WORKER = HERE / "tensorplay" / "worker.py"
+USAGE = HERE / "tensorplay" / "usage.py"
+NewJob = Callable[..., Job]
+
+
+@pytest.fixture()
+def new_job(tmp_path: Path) -> Iterator[NewJob]:
+    jobs: list[Job] = []
+
+    def make(nnodes: str) -> Job:
+        jobs.append(Job(tmp_path, nnodes, launcher=tensorplay.__name__, worker=WORKER))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.end()
+
+
+def test_its_launcher_trains_with_it(new_job: NewJob) -> None:
+    job = new_job("2")
+    for _ in range(2):
+        job.start(str(WORKER))
+    assert [agent.wait() for agent in job.agents] == [0, 0]
+    assert [agent.stderr for agent in job.agents] == ["", ""]
+    for agent in job.agents:
+        found = re.search(r"end rank=\d world=2 restart=0 loss=(.+)->(.+)", agent.stdout)
+        assert found is not None
+        assert float(found[2]) < float(found[1]) / 100
+
+
+def test_agents_come_and_go(new_job: NewJob) -> None:
+    job = new_job("1:3")
+    first = job.start()
+    job.until_world(1, [first])
+    second = job.start()
+    job.until_world(2, [first, second])
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait() != 0
+    job.until_world(1, [first], again=True)
+    job.stop()
+    assert first.wait() == 0
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None
+    return found
+
+
+def test_a_failure_for_good_ends_all(new_job: NewJob) -> None:
+    job = new_job("2")
+    bad = job.start("--no-python", "--max-restarts", "0", program("false"))
+    good = job.start("--no-python", program("sleep"), "100")
+    assert bad.wait() == 1
+    until(lambda: good.process.poll() is not None, "the other ends too")
+    assert "its workers failed" in good.stderr
+
+
+def test_it_is_registered_once_whoever_does_it() -> None:
+    tensorplay.register()
+    tensorplay.register()
+    registry._register_out_of_tree_handlers(get_registry())  # what a later release may call
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_code_for_its_api_runs_on_ours_by_changing_the_imports() -> None:
+    theirs = USAGE.read_text()
+    ours = theirs.replace("tensorplay.distributed.elastic.rendezvous", "rallypoint.rendezvous")
+    ours = ours.replace("from tensorplay.distributed import", "from rallypoint import")
+    assert "tensorplay" not in ours.split('"""', 2)[2]
+    for script in (theirs, ours):
+        assert run(script).endswith("all used\n")

@@ -1,0 +1,283 @@
+"""Handlers over a server: joining, refusals, closing, leaving, outages, hosting."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    ParameterError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.hosted import create_handler, host_if_ours
+from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.store_handles import after_a_moment, in_thread
+
+Make = Callable[..., DynamicRendezvousHandler]
+
+
+@pytest.fixture(name="make")
+def _make() -> Iterator[Make]:
+    handlers: list[DynamicRendezvousHandler] = []
+
+    def make(
+        port: int, least: int = 1, most: int = 1, run_id: str = "run", host: str = "127.0.0.1",
+        **config: Any,
+    ) -> DynamicRendezvousHandler:  # fmt: skip
+        config = {"join": 20, "last_call": 0.1, "close": 10, "is_host": False} | config
+        where = f"{host}:{port}"
+        params = RendezvousParameters("core", where, run_id, least, most, config=config)
+        handlers.append(create_handler(params))
+        return handlers[-1]
+
+    yield make
+    for handler in handlers[::-1]:
+        handler.shutdown()
+
+
+def until(handler: DynamicRendezvousHandler, ready: Callable[[View], bool]) -> View:
+    deadline, view = Deadline(20), handler.view()
+    while not ready(view):
+        assert not deadline.expired(), view
+        view = handler.wait_for_change(deadline.remaining(), view)
+    return view
+
+
+def together(*handlers: DynamicRendezvousHandler) -> list[int]:
+    """Join with all; return their ranks."""
+    asked = [in_thread(handler.next_rendezvous) for handler in handlers]
+    return [future.result(20).rank for future in asked]
+
+
+# -- joining ------------------------------------------------------------------------------
+
+
+def test_a_round_and_its_store(server: EmbeddedServer, make: Make) -> None:
+    a, b = make(server.port, 2, 2), make(server.port, 2, 2)
+    joining = after_a_moment(in_thread(a.next_rendezvous))
+    there = b.next_rendezvous()
+    here = joining.result(20)
+    assert {here.rank, there.rank} == {0, 1}
+    here.store.set("key", b"x")
+    assert there.store.get("key") == b"x"
+    assert [n["address"] if isinstance(n, dict) else n.address for n in here.participants] == [
+        "127.0.0.1"
+    ] * 2
+    assert b.round == a.round == 1
+
+
+def test_other_settings_are_refused_and_the_right_ones_taken(
+    server: EmbeddedServer, make: Make
+) -> None:
+    a, wrong = make(server.port, 2, 2), make(server.port, 1, 3)
+    joining = after_a_moment(in_thread(a.next_rendezvous))
+    with pytest.raises(RendezvousStateError, match="min_nodes=1, max_nodes=3 were asked for"):
+        wrong.next_rendezvous()
+    wrong._settings = a._settings  # the same handler, put right
+    assert wrong.next_rendezvous().world_size == 2
+    assert joining.result(20).world_size == 2
+
+
+def test_a_join_that_times_out_says_what_it_waited_for_and_withdraws(
+    server: EmbeddedServer, make: Make
+) -> None:
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        make(server.port, 2, 2, join=0.2).next_rendezvous()
+    for words in ("run 'run'", "join=0.2 s", f"127.0.0.1:{server.port}", "1 of"):
+        assert words in str(caught.value)
+    state = server.call(lambda s: s.run("run").state, Deadline(20))
+    assert state.candidates == {}
+
+
+def test_a_join_that_times_out_in_an_outage_says_what_was_tried(
+    server: EmbeddedServer, make: Make
+) -> None:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        handler = make(proxy.port, 2, 2, join=1.0)
+        joining = after_a_moment(in_thread(handler.next_rendezvous))
+        proxy.refusing = True
+        proxy.cut()
+        with pytest.raises(RendezvousTimeoutError, match=rf"not connected: .*{proxy.port}"):
+            joining.result(20)
+        proxy.refusing = False
+        until(handler, lambda view: view.connected)
+        deadline = Deadline(20)  # it does not come back as a candidate by itself
+        while server.call(lambda s: s.run("run").state.candidates, Deadline(20)):
+            assert not deadline.expired()
+
+
+def test_an_unreachable_server(make: Make, port: int) -> None:
+    with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}.*nobody listens"):
+        make(port, join=0.2).next_rendezvous()
+
+
+def test_after_shutdown_a_join_is_an_error_at_once(server: EmbeddedServer, make: Make) -> None:
+    handler = make(server.port)
+    handler.next_rendezvous()
+    handler.shutdown()
+    with pytest.raises(RendezvousStateError, match="shut down"):
+        handler.next_rendezvous()
+
+
+def test_shutdown_ends_a_join(server: EmbeddedServer, make: Make) -> None:
+    handler = make(server.port, 2, 2, join=600)
+    joining = after_a_moment(in_thread(handler.next_rendezvous))
+    handler.shutdown()
+    with pytest.raises(RendezvousStateError, match="while it was joining"):
+        joining.result(10)
+
+
+# -- being shut out -----------------------------------------------------------------------
+
+
+def test_a_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Make) -> None:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        handler = make(proxy.port)
+        handler.next_rendezvous()
+        old = handler.node_id
+        proxy.refusing = True
+        proxy.cut()
+        deadline = Deadline(20)
+        while not server.call(lambda s: s.run("run").state.fenced, Deadline(20)):
+            assert not deadline.expired()
+        proxy.refusing = False
+        view = until(handler, lambda view: view.fenced is not None)
+        assert "its connection was cut" in str(view.fenced)
+        handler.next_rendezvous()
+        assert handler.view().fenced is None
+        assert handler.node_id != old
+        handler.report()
+        handler.finish()
+        assert until(handler, lambda view: view.closed is not None).closed.finished  # type: ignore[union-attr] # just seen
+
+
+def test_a_server_without_its_state_fences_members_who_rejoin(make: Make, port: int) -> None:
+    first = EmbeddedServer("127.0.0.1", port, Options())
+    a, b = make(port, 2, 2), make(port, 2, 2)
+    together(a, b)
+    first.stop()
+    second = EmbeddedServer("127.0.0.1", port, Options())
+    for handler in (a, b):
+        assert "started anew" in str(until(handler, lambda view: view.fenced is not None).fenced)
+    assert sorted(together(a, b)) == [0, 1]
+    assert a.view().fenced is None
+    for handler in (a, b):
+        handler.shutdown()
+    second.stop()
+
+
+# -- closing, leaving ---------------------------------------------------------------------
+
+
+def test_close_without_having_joined(server: EmbeddedServer, make: Make) -> None:
+    handler, late = make(server.port), make(server.port)
+    handler.set_closed("not today")
+    assert handler.is_closed()
+    closed = handler.view().closed
+    assert closed is not None
+    assert (closed.incarnation, closed.why) == (1, "not today")
+    assert closed.by == "a client at 127.0.0.1"
+    with pytest.raises(RendezvousClosedError, match=r"at 20.* UTC by a client at .*: not today"):
+        late.next_rendezvous()
+    afresh = make(server.port, new_incarnation=True)
+    afresh.next_rendezvous()
+    assert afresh.incarnation == 2
+
+
+def test_close_after_somebody_else(server: EmbeddedServer, make: Make) -> None:
+    a, b = make(server.port), make(server.port)
+    a.set_closed("first")
+    b.set_closed("second")
+    closed = b.view().closed
+    assert closed is not None
+    assert closed.why == "first"
+
+
+def test_members_are_told_of_a_close(server: EmbeddedServer, make: Make) -> None:
+    a, b = make(server.port, 2, 2), make(server.port, 2, 2)
+    together(a, b)
+    a.set_closed("enough")
+    assert until(b, lambda view: view.closed is not None).closed.why == "enough"  # type: ignore[union-attr] # just seen
+    b.leave("bye")  # nothing to leave any more
+
+
+def test_a_leave_is_told_to_the_others(server: EmbeddedServer, make: Make) -> None:
+    a, b = make(server.port, 1, 2), make(server.port, 1, 2)
+    together(a, b)
+    b.leave("lunch")
+    view = until(a, lambda view: view.opened is not None)
+    assert "lunch" in str(view.opened)
+    b.leave("again")
+
+
+def test_without_a_server_leave_and_shutdown_are_quick_and_quiet(
+    make: Make, caplog: pytest.LogCaptureFixture, port: int
+) -> None:
+    server = EmbeddedServer("127.0.0.1", port, Options())
+    handlers = [make(port, 2, 2, close=30) for _ in range(2)]
+    together(*handlers)
+    server.stop()
+    for handler in handlers:
+        until(handler, lambda view: not view.connected)
+    caplog.clear()
+    began = time.monotonic()
+    handlers[0].leave("gone")
+    assert time.monotonic() - began < 4.0
+    for handler in handlers:
+        began = time.monotonic()
+        assert handler.shutdown() is False
+        assert time.monotonic() - began < 2.0
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
+
+
+def test_a_server_that_hangs_does_not_hold_a_shutdown(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        handler = make(silent.getsockname()[1], join=600)
+        joining = after_a_moment(in_thread(handler.next_rendezvous))
+        began = time.monotonic()
+        handler.shutdown()
+        assert time.monotonic() - began < 3.0
+    with pytest.raises((RendezvousStateError, RendezvousConnectionError)):
+        joining.result(20)
+
+
+# -- hosting ------------------------------------------------------------------------------
+
+
+def test_a_host_waits_for_the_others_to_go(make: Make, port: int) -> None:
+    host, other = make(port, 2, 2, is_host=True), make(port, 2, 2, is_host=None)
+    together(host, other)
+    shutting = after_a_moment(in_thread(host.shutdown))
+    other.next_rendezvous  # noqa: B018 - it is still served
+    assert other.report().phase == "gathering"
+    other.shutdown()
+    assert shutting.result(20) is True
+
+
+def test_who_must_host_and_cannot_says_where(port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}.*free port"),
+    ):
+        host_if_ours("127.0.0.1", port, b"", False, True)
+    with pytest.raises(RendezvousConnectionError, match=r"192\.0\.2\.1:29400"):
+        host_if_ours("192.0.2.1", 29400, b"", False, True)
+
+
+def test_who_is_not_the_host_needs_no_leave_to_be(port: int) -> None:
+    assert host_if_ours("192.0.2.1", 29400, b"", False, None) is None
+    assert host_if_ours("nope.invalid", 29400, b"", False, None) is None
+    assert host_if_ours("127.0.0.1", port, b"", False, False) is None
+    with pytest.raises(ParameterError, match="token"):
+        host_if_ours("0.0.0.0", port, b"", False, None)

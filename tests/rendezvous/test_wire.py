@@ -1,0 +1,83 @@
+"""The rendezvous part of the wire: what is folded into a view, what cannot come from us."""
+
+import msgspec
+import pytest
+
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.events import (
+    Assignment,
+    Join,
+    Leave,
+    Parked,
+    Refusal,
+    Refused,
+    RoundOpened,
+    RunClosed,
+    WaitingChanged,
+)
+from rallypoint.rendezvous.core.state import Node, Settings
+from rallypoint.store import protocol as p
+
+SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "10.0.0.1", 7, 0, "all came")
+OPENED = RoundOpened(1, 2, "b was lost", ("b",))
+PARKED = Parked(1, 2, False, "waits")
+CLOSED = RunClosed(1, 1, "a", "", "enough", False)
+FENCED = Refused(Refusal.FENCED, "its lease lapsed")
+WORKING = View(assignment=SEAT, waiting=2)
+
+
+@pytest.mark.parametrize(
+    ("message", "view"),
+    [
+        (wire.Seated(msgspec.structs.replace(SEAT, round=2)), None),
+        (OPENED, View(assignment=SEAT, opened=OPENED)),
+        (PARKED, View(parked=PARKED, waiting=2)),
+        (WaitingChanged(1, 1, 3), View(assignment=SEAT, waiting=3)),
+        (CLOSED, View(assignment=SEAT, closed=CLOSED)),
+        (FENCED, View(assignment=SEAT, fenced=FENCED)),
+        (Refused(Refusal.STALE, "over"), WORKING),
+    ],
+)
+def test_what_each_message_means(message: wire.Told, view: View | None) -> None:
+    wanted = view or View(assignment=msgspec.structs.replace(SEAT, round=2))
+    assert wire.told(WORKING, message) == wanted
+
+
+def test_a_push_comes_out_as_it_went_in() -> None:
+    for message in (wire.Seated(SEAT), OPENED, PARKED, CLOSED, FENCED, WaitingChanged(1, 1, 3)):
+        data = p.frame(wire.Push(message))[4:]
+        assert msgspec.msgpack.decode(data, type=wire.ServerBody) == wire.Push(message)
+
+
+def join(**changes: object) -> Join:
+    node = Node("id", "10.0.0.1")
+    settings = Settings(1, 2)
+    of_node = {k: v for k, v in changes.items() if k in Node.__struct_fields__}
+    of_settings = {k: v for k, v in changes.items() if k in Settings.__struct_fields__}
+    return Join(
+        msgspec.structs.replace(node, **of_node), msgspec.structs.replace(settings, **of_settings)
+    )
+
+
+def test_events_that_will_do() -> None:
+    assert wire.problem(join()) == ""
+    assert wire.problem(join(slot="s" * 1024, grace_seconds=0.0)) == ""
+    assert wire.problem(Leave("id")) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"min_nodes": 0}, "min_nodes=0"),
+        ({"min_nodes": 3}, "max_nodes=2"),
+        ({"local_world_size": 0}, "local_world_size=0"),
+        ({"lease_seconds": float("nan")}, "lease_seconds=nan"),
+        ({"grace_seconds": -1.0}, "grace_seconds=-1"),
+        ({"rejoin_seconds": float("inf")}, "rejoin_seconds=inf"),
+        ({"id": ""}, "without an id"),
+        ({"host": "h" * 1025}, "1024 characters"),
+    ],
+)
+def test_events_that_will_not(changes: dict[str, object], words: str) -> None:
+    assert words in wire.problem(join(**changes))

@@ -1,0 +1,35 @@
+"""Starting a server without knowing how."""
+
+import pytest
+
+from rallypoint.errors import StoreError
+from rallypoint.store import hosting
+
+
+def test_the_front_door_has_said_how() -> None:
+    server = hosting.start_server("127.0.0.1", 0, b"", False)
+    assert server.port > 0
+    server.stop()
+
+
+def test_without_it_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting, "_start", [])
+    with pytest.raises(StoreError, match="import rallypoint first"):
+        hosting.start_server("127.0.0.1", 0, b"", False)
+    calls: list[tuple[str, int, bytes, bool]] = []
+
+    class Server:
+        host, port = "h", 1
+
+        def stop(self) -> None: ...
+
+        def wait_until_empty(self, deadline: object) -> bool:
+            return True
+
+    def start(host: str, port: int, token: bytes, insecure: bool) -> Server:
+        calls.append((host, port, token, insecure))
+        return Server()
+
+    hosting.provide(start)
+    assert hosting.start_server("a", 2, b"t", True).port == 1
+    assert calls == [("a", 2, b"t", True)]

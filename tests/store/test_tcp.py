@@ -1,0 +1,368 @@
+"""TCPStore: the conformance suites over real sockets and processes, cuts, restarts, forks."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    AuthenticationError,
+    ParameterError,
+    StoreConnectionError,
+    StoreLimitError,
+    StoreTimeoutError,
+)
+from rallypoint.rendezvous.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.backends.store import StoreRendezvousBackend
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+from rallypoint.store import protocol as p
+from rallypoint.store import tcp as module
+from rallypoint.store.api import Store
+from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.tcp import TCPStore
+from rallypoint.testing.backend_suite import BackendSuite
+from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.store_handles import PATIENCE_SECONDS, after_a_moment, in_thread
+from rallypoint.testing.store_suite import StoreSuite
+
+SEED = int(os.environ.get("RALLYPOINT_SEED") or random.randrange(2**32))
+
+
+@pytest.fixture(name="process", scope="module")
+def _process() -> Iterator[int]:
+    """Give the port of a server in another process."""
+    command = [sys.executable, "-m", "rallypoint", "serve", "--bind=127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().rpartition(":")[2])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+class TestTCPStore(StoreSuite):
+    """Against a server in this process."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, server: EmbeddedServer) -> None:
+        self.port = server.port
+
+    def make_store(self) -> Store:
+        return TCPStore("127.0.0.1", self.port)
+
+
+class TestTCPStoreOfAnotherProcess(StoreSuite):
+    """Against a server in another process; each test is a run of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, process: int, request: pytest.FixtureRequest) -> None:
+        self.port, self.run = process, request.node.name[:200]
+
+    def make_store(self) -> Store:
+        return TCPStore("127.0.0.1", self.port, run=self.run)
+
+
+class TestPrefixStoreOverTCP(StoreSuite):
+    """A part of it."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, server: EmbeddedServer) -> Iterator[None]:
+        self.port = server.port
+        with TCPStore("127.0.0.1", self.port) as below:
+            below.set("other/key", b"another user's")
+            self.clones: list[Store] = []
+            yield
+            for store in self.clones:
+                store.close()
+
+    def make_store(self) -> Store:
+        self.clones.append(TCPStore("127.0.0.1", self.port))
+        return PrefixStore("mine", self.clones[-1])
+
+    def test_clone(self) -> None:
+        """The clone's own connection has to be closed by whoever made it."""
+        store = self.handle()
+        other = store.clone()
+        assert isinstance(other, PrefixStore)
+        other.set("key", b"x")
+        other.underlying_store.close()
+        assert store.get("key") == b"x"
+
+
+class TestBackendOverTCP(BackendSuite):
+    """The state of a run behind a TCPStore."""
+
+    @pytest.fixture(autouse=True)
+    def _data(self, server: EmbeddedServer) -> Iterator[None]:
+        self.port, self.runs = server.port, 0
+        self.stores: list[TCPStore] = []
+        yield
+        for store in self.stores:
+            store.close()
+
+    def _open(self) -> RendezvousBackend:
+        self.stores.append(TCPStore("127.0.0.1", self.port))
+        return StoreRendezvousBackend(self.stores[-1], f"run {self.runs}")
+
+    def make_backend(self) -> RendezvousBackend:
+        self.runs += 1
+        return self._open()
+
+    def another(self, backend: RendezvousBackend) -> RendezvousBackend:
+        return self._open()
+
+
+@pytest.fixture(name="store")
+def _store(server: EmbeddedServer) -> Iterator[TCPStore]:
+    with TCPStore("127.0.0.1", server.port) as store:
+        yield store
+
+
+# -- making one ---------------------------------------------------------------------------
+
+
+def test_a_master_hosts_and_ends_with_its_store() -> None:
+    with TCPStore("127.0.0.1", 0, is_master=True) as master:
+        assert master.master_addr_port == ("127.0.0.1", master.port)
+        with TCPStore("127.0.0.1", master.port) as other:
+            other.set("key", b"x")
+        assert master.get("key") == b"x"
+    with pytest.raises(StoreConnectionError):
+        TCPStore("127.0.0.1", master.port, timeout=0.1)
+
+
+def test_runs_are_apart(server: EmbeddedServer) -> None:
+    with (
+        TCPStore("127.0.0.1", server.port, run="a") as a,
+        TCPStore("127.0.0.1", server.port, run="b") as b,
+    ):
+        a.set("key", b"x")
+        assert not b.check(["key"])
+
+
+def test_world_size_is_waited_for(server: EmbeddedServer) -> None:
+    def make(run: str, wait: bool = True) -> TCPStore:
+        return TCPStore("127.0.0.1", server.port, 3, timeout=10, wait_for_workers=wait, run=run)
+
+    first = [after_a_moment(in_thread(make, "run")) for _ in range(2)]
+    make("run").close()
+    for each in first:
+        each.result(PATIENCE_SECONDS).close()
+    make("alone", False).close()
+    with pytest.raises(StoreTimeoutError, match=r"1 of 3 clients have come .*timeout=0\.1 s"):
+        TCPStore("127.0.0.1", server.port, 3, timeout=0.1, run="another")
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_ports_are_checked(port: int) -> None:
+    with pytest.raises(ParameterError, match=f"port={port}"):
+        TCPStore("127.0.0.1", port)
+
+
+def test_a_constructor_that_fails_leaves_nothing_behind(port: int) -> None:
+    with pytest.raises(StoreTimeoutError, match="1 of 2"):
+        TCPStore("127.0.0.1", port, 2, is_master=True, timeout=0.1)
+    with TCPStore("127.0.0.1", port, is_master=True):  # the port is free again
+        pass
+    assert not [t for t in threading.enumerate() if t.name == "rallypoint-server"]
+
+
+# -- cuts ---------------------------------------------------------------------------------
+
+
+def test_each_call_takes_effect_once_whenever_it_is_cut(server: EmbeddedServer) -> None:
+    print(f"RALLYPOINT_SEED={SEED}")
+    rng = random.Random(SEED)
+    clients, each = 8, 60
+    stop = threading.Event()
+    with Proxy("127.0.0.1", server.port) as proxy:
+        stores = [TCPStore("127.0.0.1", proxy.port, timeout=60) for _ in range(clients)]
+
+        def count(store: TCPStore) -> list[int]:
+            sums = []
+            for number in range(each):
+                sums.append(store.add("sum", 1))
+                store.queue_push("queue", str(number))
+            return sums
+
+        counting = [in_thread(count, store) for store in stores]
+        popping = in_thread(lambda: [stores[0].queue_pop("queue") for _ in range(clients * each)])
+        cuts = 0
+        while not all(future.done() for future in (*counting, popping)) and cuts < 500:
+            stop.wait(rng.uniform(0.001, 0.03))
+            cuts += bool(proxy.cut())
+        sums = [number for future in counting for number in future.result(60)]
+        assert sorted(sums) == list(range(1, clients * each + 1))
+        assert len(popping.result(60)) == clients * each
+        assert stores[1].queue_len("queue") == 0
+        assert cuts > 0
+        for store in stores:
+            store.close()
+
+
+def test_a_blocked_wait_survives_cuts(server: EmbeddedServer, store: TCPStore) -> None:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        cut = TCPStore("127.0.0.1", proxy.port, timeout=60)
+        waits = [
+            in_thread(cut.get, "later", 60.0),
+            in_thread(cut.wait, ["later"], 60.0),
+            in_thread(cut.queue_pop, "queue", True, 60.0),
+            in_thread(cut.barrier, "all", 2, 60.0),
+        ]
+        for _ in range(3):
+            after_a_moment(waits[0])
+            assert proxy.cut() == 1
+            while proxy.accepted < 2 and not waits[0].done():
+                after_a_moment(waits[0])
+        store.set("later", b"x")
+        store.queue_push("queue", b"y")
+        store.barrier("all", 2, 60.0)
+        assert [w.result(PATIENCE_SECONDS) for w in waits] == [b"x", None, b"y", None]
+        cut.close()
+
+
+def test_a_server_that_was_started_anew_leaves_no_call_in_doubt_unsaid(port: int) -> None:
+    first = EmbeddedServer("127.0.0.1", port, Options())
+    store = TCPStore("127.0.0.1", port, timeout=20)
+    store.set("key", b"x")
+    reading = after_a_moment(in_thread(store.get, "later", 20.0))
+    popping = after_a_moment(in_thread(store.queue_pop, "queue", True, 20.0))
+    first.stop()
+    second = EmbeddedServer("127.0.0.1", port, Options())
+    with pytest.raises(StoreConnectionError, match=r"does not know this client.*QueuePop"):
+        popping.result(PATIENCE_SECONDS)
+    store.set("later", b"y")
+    assert reading.result(PATIENCE_SECONDS) == b"y"
+    assert not store.check(["key"])
+    store.close()
+    second.stop()
+
+
+def test_a_server_that_is_gone_is_an_error_at_the_calls_own_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_MARGIN_SECONDS", 0.1)
+    server = EmbeddedServer("127.0.0.1", 0, Options())
+    store = TCPStore("127.0.0.1", server.port)
+    server.stop()
+    with pytest.raises(StoreConnectionError, match="nobody listens there"):
+        store.get("key", timeout=0.2)
+    store.close()
+
+
+# -- sharing, ending ----------------------------------------------------------------------
+
+
+def test_long_values_both_ways_do_not_lock_each_other(store: TCPStore) -> None:
+    value = b"x" * (12 << 20)
+    store.set("big", value)
+    busy = [in_thread(store.get, "big") for _ in range(4)]
+    busy += [in_thread(store.set, f"other {n}", value) for n in range(4)]
+    results = [each.result(60) for each in busy]
+    assert results == [value] * 4 + [None] * 4
+
+
+def test_a_long_wait_does_not_hold_back_what_others_acknowledge(
+    server: EmbeddedServer, store: TCPStore
+) -> None:
+    waiting = after_a_moment(in_thread(store.queue_pop, "queue", True, 60.0))
+    for _ in range(200):
+        store.add("n", 1)
+
+    def kept() -> int:
+        (client,) = server.call(lambda s: s.spaces[""], Deadline(10)).clients.values()
+        return len(client.results)
+
+    assert kept() < 10
+    store.queue_push("queue", b"x")
+    assert waiting.result(PATIENCE_SECONDS) == b"x"
+
+
+def test_close_ends_the_calls_of_other_threads(server: EmbeddedServer) -> None:
+    store = TCPStore("127.0.0.1", server.port)
+    waits = [after_a_moment(in_thread(store.get, "later", 60.0)) for _ in range(3)]
+    began = time.monotonic()
+    store.close()
+    store.close()
+    for each in waits:
+        with pytest.raises(StoreConnectionError, match="has been closed"):
+            each.result(PATIENCE_SECONDS)
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(StoreConnectionError, match="has been closed"):
+        store.set("key", b"x")
+
+
+def test_what_is_too_long_is_refused_before_it_is_sent(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(p, "FRAME_LIMIT", 1000)
+    with pytest.raises(StoreLimitError, match=r"Set of .* limit of 1000 bytes"):
+        store.set("key", b"x" * 1000)
+    store.set("key", b"x")
+    assert store.get("key") == b"x"
+
+
+def test_a_frame_that_the_server_refuses_is_not_sent_again_and_again(
+    serve: Callable[..., EmbeddedServer],
+) -> None:
+    server = serve(frame_limit=1000)
+    with TCPStore("127.0.0.1", server.port) as store:
+        with pytest.raises(StoreConnectionError, match="limit of 1000"):
+            store.set("key", b"x" * 2000)
+        store.set("key", b"x")
+        assert server.call(lambda s: s.requests, Deadline(10)) < 10
+
+
+def test_a_fork_cannot_use_it_and_does_not_harm_it(store: TCPStore) -> None:
+    store.set("key", b"x")
+    child = os.fork()
+    if child == 0:  # no test framework here: only an exit code
+        code = 1
+        try:
+            store.get("key")
+        except StoreConnectionError as error:
+            code = 2 if "before a fork" in str(error) else 3
+        store.close()
+        with store.clone() as own:
+            code += 40 if own.get("key") == b"x" else 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert store.get("key") == b"x"
+
+
+def test_the_token_is_asked_for(serve: Callable[..., EmbeddedServer]) -> None:
+    server = serve(token=b"right")
+    with TCPStore("127.0.0.1", server.port, token="right") as store:
+        store.set("key", b"x")
+    with pytest.raises(AuthenticationError):
+        TCPStore("127.0.0.1", server.port, token="wrong")
+
+
+def test_nothing_is_left_open_in_dev_mode() -> None:
+    script = """
+import rallypoint, threading
+from rallypoint.errors import StoreConnectionError
+master = rallypoint.TCPStore("127.0.0.1", 0, is_master=True)
+other = rallypoint.TCPStore("127.0.0.1", master.port)
+blocked = threading.Thread(target=lambda: other.get("k"))
+twin = other.clone()
+twin.set("k", b"x")
+blocked.start(); blocked.join()
+twin.close(); other.close(); master.close()
+try:
+    rallypoint.TCPStore("127.0.0.1", master.port, timeout=0.1)
+except StoreConnectionError:
+    pass
+"""
+    command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    noise = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert noise == []
