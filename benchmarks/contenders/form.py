@@ -65,18 +65,40 @@ class RallypointServer:
         return {"requests": requests, "bytes": received}
 
 
+def torch_store(where: str, rank: int) -> Any:
+    """Return a node's connected TCPStore, kept from trial to trial.
+
+    Connecting is not measured for those who use it: now and then it takes torch 10 s.
+    """
+    from torch.distributed import TCPStore
+
+    if (where, rank) not in torch_stores:
+        host, port = where.split(":")
+        limit = timedelta(seconds=60)
+        torch_stores[where, rank] = TCPStore(
+            host, int(port), is_master=False, wait_for_workers=False, timeout=limit
+        )
+    return torch_stores[where, rank]
+
+
+torch_stores: dict[tuple[str, int], Any] = {}
+
+
 class C10d:
     """torch's DynamicRendezvousHandler over its TCPStore, as shipped."""
 
     def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
-        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+            C10dRendezvousBackend,
+        )
         from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
         params = RendezvousParameters(
             "c10d", where, run, size, most, local_addr="127.0.0.1", is_host="false", **config
         )
-        backend, store = create_backend(params)
+        store = torch_store(where, rank)
+        backend = C10dRendezvousBackend(store, run)
         self.handler = create_handler(store, backend, params)
 
     def join(self) -> tuple[int, int]:
@@ -161,15 +183,16 @@ class Torchft:
     """torchft's LighthouseClient: connect, and one quorum of all."""
 
     def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+        from torchft.coordination import LighthouseClient
+
+        self.connect = LighthouseClient
         self.where, self.size, self.name = where, size, f"{run}-{rank:04d}"
         self.client: Any = None
 
     def join(self) -> tuple[int, int]:
         """Return rank and size."""
-        from torchft.coordination import LighthouseClient
-
         if self.client is None:
-            self.client = LighthouseClient(self.where, timedelta(seconds=60))
+            self.client = self.connect(self.where, timedelta(seconds=60))
         found = self.client.quorum(self.name, timedelta(seconds=JOIN_SECONDS))
         names = sorted(member.replica_id for member in found.participants)
         return names.index(self.name), len(names)
@@ -235,10 +258,8 @@ class Nvrx:
 
     def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
         from nvidia_resiliency_ext.fault_tolerance import ft_rendezvous_barrier as module
-        from torch.distributed import TCPStore
 
-        host, port = where.split(":")
-        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+        store = torch_store(where, rank)
         self.state = module._RendezvousBarrierState(store, run, is_store_host=rank == 0)
         self.node = module.FtRendezvousBarrierHandler._node_desc_generator.generate("127.0.0.1")
         self.size, self.most = size, most

@@ -62,6 +62,7 @@ class Stream:
 
     def __init__(self, pipe: IO[str], log: Path, changed: threading.Condition) -> None:
         self.lines: list[Line] = []
+        self.ended = False
         self._pipe, self._log, self._changed = pipe, log, changed
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -75,6 +76,9 @@ class Stream:
                     line = Line(len(self.lines), time.monotonic(), text.rstrip("\n"))
                     self.lines.append(line)
                     self._changed.notify_all()
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
 
     @property
     def text(self) -> str:
@@ -126,11 +130,11 @@ class Process:
             start = 0 if after is None else after.number + 1
             lines = self.out.lines[start:]
             found[:] = [line for line in lines if re.search(pattern, line.text)][:1]
-            return bool(found)
+            return bool(found) or self.out.ended
 
         with self._changed:
-            came = self._changed.wait_for(look, limit)
-        assert came, f"no line with {pattern!r} in {limit:g} s\n{self.shown()}"
+            self._changed.wait_for(look, limit)
+        assert found, f"no line with {pattern!r} in {limit:g} s\n{self.shown()}"
         return found[0]
 
     def round(self, size: int, after: Line | None = None, limit: float = LIMIT_SECONDS) -> Line:

@@ -45,7 +45,7 @@ def test_the_environment_fills_in(tmp_path: Path) -> None:
     found = parse("etcd://you:three@h?ca=other", **environ)
     assert (found.user, found.password, found.options["ca"]) == ("you", "three", "other")
     environ["RALLYPOINT_ETCD_PASSWORD_FILE"] = str(tmp_path / "missing")
-    with pytest.raises(ParameterError, match="RALLYPOINT_ETCD_PASSWORD_FILE=.*missing"):
+    with pytest.raises(ParameterError, match=r"RALLYPOINT_ETCD_PASSWORD_FILE=.*missing"):
         parse("h", **environ)
 
 

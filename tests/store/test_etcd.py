@@ -94,10 +94,13 @@ def test_a_write_whose_answer_is_cut_off_counts_once(proxy: Proxy, prefix: str) 
     assert store.get("n") == b"10"
 
 
-def test_many_keys_whose_answer_is_cut_off_count_once(proxy: Proxy, prefix: str) -> None:
+def test_many_keys_whose_answer_is_cut_off_count_once(
+    proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = EtcdEngine(f"etcd://127.0.0.1:{proxy.port}/{prefix}")
     keys = [f"k{number}" for number in range(LARGE_COMMIT_KEYS + 1)]
-    real, calls = engine._gateway._post, []
+    real: Any = engine._gateway._post
+    calls: list[str] = []
 
     def post(at: int, path: str, data: bytes, *rest: Any) -> Any:
         if path == "/kv/txn" and b"request_put" in data and not calls:
@@ -105,7 +108,7 @@ def test_many_keys_whose_answer_is_cut_off_count_once(proxy: Proxy, prefix: str)
             proxy.cut_answers = 1
         return real(at, path, data, *rest)
 
-    engine._gateway._post = post  # type: ignore[method-assign]
+    monkeypatch.setattr(engine._gateway, "_post", post)
     commit = engine.commit(dict.fromkeys(keys), dict.fromkeys(keys, b"1"), Deadline(5))
     assert calls
     assert commit.done
@@ -198,9 +201,9 @@ def test_wrong_password(guarded: EtcdServers) -> None:
 
 
 def test_no_password_and_no_permission(guarded: EtcdServers) -> None:
-    with pytest.raises(Exception, match="no user was given.*RALLYPOINT_ETCD_USER"):
+    with pytest.raises(Exception, match=r"no user was given.*RALLYPOINT_ETCD_USER"):
         EtcdStore(guarded.url("jobs")).set("key", b"x")
-    with pytest.raises(AuthenticationError, match="permission denied.*'worker'"):
+    with pytest.raises(AuthenticationError, match=r"permission denied.*'worker'"):
         EtcdStore(guarded.url("elsewhere", credentials="worker:w0rker")).set("key", b"x")
 
 
@@ -305,6 +308,11 @@ def test_a_waiter_at_a_member_that_is_cut_off(cluster: EtcdServers, prefix: str)
     assert waiting.result(30) == b"x"
 
 
+def fill(store: EtcdStore, size: int) -> None:
+    for number in range(20):
+        store.set(f"big{number}", b"x" * size)
+
+
 def test_full(prefix: str) -> None:
     """NOSPACE is told as such; reading goes on, and so does writing once there is room."""
     servers = EtcdServers(1, "--quota-backend-bytes", str(4 << 20))
@@ -313,8 +321,7 @@ def test_full(prefix: str) -> None:
         store = EtcdStore(servers.url(prefix))
         store.set("kept", b"x")
         with pytest.raises(StoreLimitError, match=r"full \(alarm NOSPACE\).*disarm"):
-            for number in range(20):
-                store.set(f"big{number}", b"x" * (1 << 19))
+            fill(store, 1 << 19)
         assert store.get("kept") == b"x"
         with pytest.raises(StoreLimitError, match="NOSPACE"):
             store.set("kept", b"y")

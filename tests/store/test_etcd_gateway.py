@@ -178,7 +178,7 @@ def test_full_and_busy_are_told_apart(members: list[Member], open_gateway: Any) 
     members[0].answers["/kv/txn"] = [refusal(EXHAUSTED, "database space exceeded")]
     for alarms in ((200, {"alarms": [{"memberID": "1", "alarm": "NOSPACE"}]}), refusal(7)):
         members[0].answers["/maintenance/alarm"] = [alarms]
-        with pytest.raises(StoreLimitError, match="database space exceeded.*alarm disarm"):
+        with pytest.raises(StoreLimitError, match=r"database space exceeded.*alarm disarm"):
             ask(gateway)
 
 

@@ -141,7 +141,7 @@ def test_credentials(
     store = RedisStore(own_server.url("jobs", credentials=":s3cret"))
     store.set("key", b"x")
     (tmp_path / "password").write_text("w0rker\n")
-    with pytest.raises(AuthenticationError, match="no password|RALLYPOINT_REDIS_PASSWORD"):
+    with pytest.raises(AuthenticationError, match=r"no password|RALLYPOINT_REDIS_PASSWORD"):
         RedisStore(own_server.url("jobs")).get("key")
     monkeypatch.setenv("RALLYPOINT_REDIS_USER", "worker")
     monkeypatch.setenv("RALLYPOINT_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
@@ -238,14 +238,18 @@ def test_paused_for_a_while(own_server: RedisServer, prefix: str) -> None:
     assert adding.result(20) == [1, 2, 3, 4, 5]
 
 
+def fill(store: RedisStore, size: int) -> None:
+    for number in range(40):
+        store.set(f"big{number}", b"x" * size)
+
+
 @pytest.mark.parametrize("own_server", [("--maxmemory", "12mb")], indirect=True)
 def test_full(own_server: RedisServer, prefix: str) -> None:
     """A full server is told as such; reading goes on, and so does writing once there is room."""
     store = RedisStore(own_server.url(prefix))
     store.set("kept", b"x")
     with pytest.raises(StoreLimitError, match="maxmemory"):
-        for number in range(40):
-            store.set(f"big{number}", b"x" * (1 << 20))
+        fill(store, 1 << 20)
     assert store.get("kept") == b"x"
     control = store.engine._link.client  # type: ignore[attr-defined]
     control.config_set("maxmemory", "1mb")

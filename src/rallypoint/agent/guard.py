@@ -101,4 +101,7 @@ def _guard(pipe: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    # A scheduler that ends a job signals all its processes at once: the guard goes last.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _guard(sys.stdin.buffer)

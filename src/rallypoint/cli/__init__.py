@@ -7,6 +7,8 @@ import click
 COMMANDS = {
     "run": "Start a node of a job: meet the others, run the workers, go on without the lost.",
     "serve": "Serve rendezvous and a key/value store to any number of runs.",
+    "status": "Show what a run waits for, who is in it, and what it has been through.",
+    "doctor": "Find out, step by step, why nodes do not meet.",
     "demo": "Show it all on this machine: four nodes, one killed, one added.",
 }
 

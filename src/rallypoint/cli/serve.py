@@ -77,5 +77,10 @@ async def _serve(options: Options, sockets: list[socket.socket]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    if options.until_empty:
+        # A scheduler that ends a job signals all its processes at once. Members then say
+        # goodbye, and the server that one of them started ends after the last of them.
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await server.start()
     await server.serve()

@@ -53,16 +53,73 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One row of a report: a node and where it stands."""
+    """One row of a report: a node and where it stands.
+
+    Args:
+        node: who it is.
+        place: "candidate", "participant", "waiting", "spare" or "finished".
+        rank: its rank in the last round it took part in.
+        connected: False while a cut connection may come back.
+        since_seconds: how long it has been in its place, None if that is not known.
+        heard_seconds: how long ago it last gave a sign of life, None if that is not known.
+    """
 
     node: Node
     place: str
     rank: int | None = None
     connected: bool = True
+    since_seconds: float | None = None
+    heard_seconds: float | None = None
+
+
+class RunningTimer(msgspec.Struct, frozen=True):
+    """A wait that ends by itself.
+
+    Args:
+        name: what is waited for, in words.
+        setting: the parameter that sets its length.
+        remaining_seconds: until it ends, None if that is not known.
+    """
+
+    name: str
+    setting: str
+    remaining_seconds: float | None = None
+
+
+class RoundLine(msgspec.Struct, frozen=True):
+    """One round of a run, as it is remembered; all times are seconds before the report.
+
+    Args:
+        incarnation: of the run.
+        number: of the round.
+        opened_seconds: when it was opened.
+        opened_because: why, "" for the first.
+        sealed_seconds: when it was sealed, None if it was not.
+        sealed_because: why then.
+        ended_seconds: when it ended, None while it lasts.
+        ended_because: why.
+        size: nodes that took part.
+        lost: labels of those whose loss ended it (the first few).
+        nodes: labels of the participants in rank order; () once it is too long ago.
+    """
+
+    incarnation: int
+    number: int
+    opened_seconds: float
+    opened_because: str = ""
+    sealed_seconds: float | None = None
+    sealed_because: str = ""
+    ended_seconds: float | None = None
+    ended_because: str = ""
+    size: int = 0
+    lost: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
     """What a run is doing, for people and errors.
+
+    Durations come from the monotonic clock of whoever reports; no wall clock is compared.
 
     Args:
         run_id: its name.
@@ -75,6 +132,12 @@ class Report(msgspec.Struct, frozen=True):
         settings: what the run was opened with.
         restarts: how much of the failure budget is used up.
         server: where the answer comes from, for people.
+        since_seconds: how long it has been in its phase, None if that is not known.
+        opened_by: label of the node that opened the run.
+        timers: waits that end by themselves.
+        rounds: the rounds so far, oldest first (the newest few dozen).
+        failures: of the last failing round, first one first.
+        shut_out: the newest nodes that were shut out: id and reason.
     """
 
     run_id: str
@@ -87,6 +150,12 @@ class Report(msgspec.Struct, frozen=True):
     settings: Settings | None = None
     restarts: int = 0
     server: str = ""
+    since_seconds: float | None = None
+    opened_by: str = ""
+    timers: tuple[RunningTimer, ...] = ()
+    rounds: tuple[RoundLine, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    shut_out: tuple[tuple[str, str], ...] = ()
 
 
 Watcher = Callable[[View], None]

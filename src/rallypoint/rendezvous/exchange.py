@@ -19,6 +19,12 @@ from rallypoint.rendezvous.core.state import State
 
 _JITTER_FIRST_SECONDS, _JITTER_MOST_SECONDS = 0.001, 0.1
 Decide = Callable[[State], Sequence[Event]]
+Pause = Callable[[float], object]
+
+
+def pause(seconds: float) -> None:
+    """Let this thread wait; simulations put their own in its place."""
+    threading.Event().wait(seconds)
 
 
 class Exchange:
@@ -27,11 +33,13 @@ class Exchange:
     Args:
         backend: where the state is.
         run_id: name of the run, for a state that has to be made.
+        pause: waits so many seconds, between two tries.
     """
 
-    def __init__(self, backend: RendezvousBackend, run_id: str) -> None:
+    def __init__(self, backend: RendezvousBackend, run_id: str, pause: Pause = pause) -> None:
         self._backend = backend
         self._run_id = run_id
+        self._wait = pause
         self._known: tuple[bytes, State] | None = None  # spares decoding what has not changed
         self.token: Token | None = None
 
@@ -84,8 +92,7 @@ class Exchange:
                 f"race within {deadline.timeout:g} s; the shared backends are for small jobs"
             )
         most = min(_JITTER_MOST_SECONDS, _JITTER_FIRST_SECONDS * 2 ** min(races, 10))
-        pause = random.uniform(0, most)  # noqa: S311 - jitter
-        threading.Event().wait(deadline.capped(pause))
+        self._wait(deadline.capped(random.uniform(0, most)))  # noqa: S311 - jitter
 
 
 def _rest(state: State) -> Step:

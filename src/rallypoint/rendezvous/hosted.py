@@ -39,6 +39,7 @@ from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.session import Session
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store.api import Store
 from rallypoint.store.hosting import HostedServer, start_server
 from rallypoint.store.link import Target
@@ -213,6 +214,15 @@ class HostedCoordinator(Coordinator):
         if answer is None or answer.report is None:
             raise RendezvousConnectionError(f"{self.target.where} gave no report")
         return answer.report
+
+    def server_status(self, deadline: Deadline) -> ServerStatus:
+        """Return what the server says of itself and its runs (one request)."""
+        self._session.start(deadline)
+        number = self._session.ask(lambda i: wire.Inquire(i, server=True))
+        answer = self._session.wait(number, deadline)
+        if answer is None or answer.server is None:
+            raise RendezvousConnectionError(f"{self.target.where} says nothing of itself")
+        return answer.server
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
         """See `Coordinator.participants`."""

@@ -26,9 +26,10 @@ from rallypoint.errors import (
 from rallypoint.rendezvous import endpoint, told
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousParameters, store_endpoint
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.coordinator import Coordinator, Member, Report, View, Watcher
+from rallypoint.rendezvous.chronicle import report_of
+from rallypoint.rendezvous.coordinator import Coordinator, Report, View, Watcher
 from rallypoint.rendezvous.core import explain
-from rallypoint.rendezvous.core.advance import Step
+from rallypoint.rendezvous.core.advance import Step, timers
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Beat,
@@ -48,8 +49,8 @@ from rallypoint.rendezvous.core.state import (
     NodeId,
     Settings,
     State,
-    round_number,
 )
+from rallypoint.rendezvous.exchange import Pause, pause
 from rallypoint.rendezvous.observer import BEATS_PER_LEASE
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.shared_host import SharedHost
@@ -70,6 +71,7 @@ class SharedCoordinator(Coordinator):
         clock: monotonic clock in seconds.
         threaded: False leaves it to the caller to call `step` (tests, simulations).
         owns_store: close the store at `shutdown`.
+        pause: waits so many seconds, between two tries.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SharedCoordinator(Coordinator):
         clock: Clock = time.monotonic,
         threaded: bool = True,
         owns_store: bool = False,
+        pause: Pause = pause,
     ) -> None:
         self._base_store = store
         self._store = PrefixStore(f"rallypoint/run/{settings.run_id}", store)
@@ -91,7 +94,7 @@ class SharedCoordinator(Coordinator):
         self._label = f"a node that has not joined (pid {os.getpid()})"
         where = f"backend {backend.name} ({_unwrapped(store)!r})"
         lease = settings.lease.total_seconds()
-        self._host = SharedHost(backend, settings.run_id, where, lease, clock)
+        self._host = SharedHost(backend, settings.run_id, where, lease, clock, pause)
 
     # -- joining --------------------------------------------------------------------------
 
@@ -205,18 +208,7 @@ class SharedCoordinator(Coordinator):
     def report(self, deadline: Deadline) -> Report:
         """Return what the run is doing (one read)."""
         state = self._host.ask(lambda _: [], deadline).state
-        return Report(
-            run_id=self._run_id,
-            phase=explain.phase_name(state),
-            incarnation=state.incarnation,
-            round=round_number(state.phase),
-            reason=explain.describe(state),
-            missing=explain.missing(state),
-            members=tuple(Member(*row) for row in explain.rows(state)),
-            settings=state.settings,
-            restarts=state.restarts,
-            server=self._host.where,
-        )
+        return report_of(state, self._host.where, timers=[(t, None) for t in timers(state)])
 
     # -- what is known ----------------------------------------------------------------------
 

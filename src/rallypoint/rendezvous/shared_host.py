@@ -33,7 +33,7 @@ from rallypoint.rendezvous.coordinator import View, Watcher
 from rallypoint.rendezvous.core.advance import Step
 from rallypoint.rendezvous.core.events import Event
 from rallypoint.rendezvous.core.state import Node, Sealed, State, find
-from rallypoint.rendezvous.exchange import Decide, Exchange
+from rallypoint.rendezvous.exchange import Decide, Exchange, Pause, pause
 from rallypoint.rendezvous.observer import Observer
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class SharedHost:
         where: the backend's place, for people.
         lease_seconds: limit of one exchange of the thread.
         clock: monotonic clock in seconds, by which others are judged.
+        pause: waits so many seconds, between two tries.
     """
 
     def __init__(
@@ -64,13 +65,15 @@ class SharedHost:
         where: str,
         lease_seconds: float,
         clock: Clock,
+        pause: Pause = pause,
     ) -> None:
         self.where = where
         self._backend = backend
         self._run_id = run_id
         self._lease_seconds = lease_seconds
         self._turn_lock = threading.Lock()  # one exchange at a time; guards the next two
-        self._exchange = Exchange(backend, run_id)
+        self._wait = pause
+        self._exchange = Exchange(backend, run_id, pause)
         self._observer = Observer(clock)
         self.changed = threading.Condition()  # guards everything below
         self.view = View()
@@ -121,7 +124,7 @@ class SharedHost:
                         f"run {self._run_id!r}: {self.where} was out of reach for "
                         f"{deadline.elapsed():.1f} s ({failures} attempts): {error}"
                     ) from error
-                threading.Event().wait(pause)
+                self._wait(pause)
 
     def raise_error(self) -> None:
         """Raise the failure of the background thread, if there is one."""

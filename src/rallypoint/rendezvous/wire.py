@@ -24,6 +24,7 @@ from rallypoint.rendezvous.core.events import (
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.state import Node
+from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store import protocol as p
 
 
@@ -61,10 +62,14 @@ class Resume(_Body, frozen=True, tag=122):
 
 
 class Inquire(_Body, frozen=True, tag=123):
-    """Ask for a report; with `seats`, for the participants of the sealed round."""
+    """Ask for a report; with `seats`, for the participants of the sealed round.
+
+    With `server`, for what the server says of itself and its runs.
+    """
 
     id: int
     seats: bool = False
+    server: bool = False
 
 
 class Push(_Body, frozen=True, tag=130):
@@ -85,6 +90,7 @@ class Answer(_Body, frozen=True, tag=132):
     id: int
     report: Report | None = None
     seats: tuple[Node, ...] = ()
+    server: ServerStatus | None = None
 
 
 def told(view: View, message: Told) -> View:

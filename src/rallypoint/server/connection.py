@@ -226,7 +226,8 @@ class Connection(asyncio.Protocol):
         self._space = space
         resumed = space.attach(hello.client, self)
         self.server.proved(self)
-        self.send(p.frame(p.Welcome(self.server.epoch, resumed)))
+        record = space.record(hello.client)
+        self.send(p.frame(p.Welcome(self.server.epoch, resumed, record)))
 
     def _replaces(self, former: "Connection") -> bool:
         """End the older of two connections of one client; return whether that is the other one.
@@ -236,9 +237,7 @@ class Connection(asyncio.Protocol):
         """
         older = former if former.number < self.number else self
         logger.info("%s is the older connection of its client, and ends", older.peer)
-        older._end()
-        if older._transport is not None:
-            older._transport.abort()
+        older.abort()
         return older is former
 
     def _greet(self, hello: p.Hello, token: bytes) -> None:
@@ -274,6 +273,8 @@ class Connection(asyncio.Protocol):
             self.send(_ALIVE)
         elif kind is p.Bye:
             self._bye = True
+        elif kind is wire.Inquire:
+            self._inquire(hello.run, body)  # makes no run: who asks does not take part
         else:
             if self._run is None:
                 self._run = self.server.run(hello.run)
@@ -282,14 +283,16 @@ class Connection(asyncio.Protocol):
                     self.goodbye(p.GOODBYE_PROTOCOL, problem)
                 else:
                     self._run.ask(self, body)
-            elif kind is wire.Resume:
-                self._run.resume(self, body)
             else:
-                self._inquire(self._run, body)
+                self._run.resume(self, body)
 
-    def _inquire(self, run: "RunHost", inquiry: wire.Inquire) -> None:
-        if inquiry.seats:
-            answer = wire.Answer(inquiry.id, seats=run.seats())
+    def _inquire(self, run_id: str, inquiry: wire.Inquire) -> None:
+        server = self.server
+        run = server.runs.get(run_id)
+        if inquiry.server:
+            answer = wire.Answer(inquiry.id, server=server.status())
+        elif inquiry.seats:
+            answer = wire.Answer(inquiry.id, seats=() if run is None else run.seats())
         else:
-            answer = wire.Answer(inquiry.id, report=run.report())
+            answer = wire.Answer(inquiry.id, report=server.report(run_id))
         self.send(p.frame(answer))

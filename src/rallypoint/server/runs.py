@@ -13,10 +13,12 @@ host keeps what the core must not know: connections, when each was last heard, a
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.coordinator import Member, Report
+from rallypoint.rendezvous.chronicle import Chronicle, Noted, report_of
+from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
@@ -74,6 +76,8 @@ class RunHost:
         self.state = State(run_id)
         self.sessions: dict[NodeId, Session] = {}
         self.writes = 0
+        self.chronicle = Chronicle()
+        self.observe: Callable[[Noted], None] | None = None  # told after each step
         self._loop = loop
         self._where = where
         self._events: list[Event] = []
@@ -208,7 +212,7 @@ class RunHost:
             return
         events, self._events = self._events, []
         done, self._done = self._done, []
-        step = advance(self.state, *events)
+        before, step = self.state, advance(self.state, *events)
         self.state = step.state  # in memory, this assignment is the store
         self.writes += 1
         self._log(step)
@@ -220,6 +224,14 @@ class RunHost:
             if closed is not None and isinstance(ask.event, Close):
                 session.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
             session.send(p.frame(wire.Done(ask.id)))
+        now = self._loop.time()
+        noted = self.chronicle.note(before, events, step.state, now, self._heard)
+        if self.observe is not None:
+            self.observe(noted)
+
+    def _heard(self, node: NodeId) -> float | None:
+        session = self.sessions.get(node)
+        return None if session is None else session.heard_at
 
     def _log(self, step: Step) -> None:
         if step.reason != self._reason:
@@ -269,19 +281,9 @@ class RunHost:
     def report(self) -> Report:
         """Return what the run is doing."""
         self.flush()
-        state = self.state
-        return Report(
-            run_id=state.run_id,
-            phase=explain.phase_name(state),
-            incarnation=state.incarnation,
-            round=round_number(state.phase),
-            reason=explain.describe(state),
-            missing=explain.missing(state),
-            members=tuple(Member(*row) for row in explain.rows(state)),
-            settings=state.settings,
-            restarts=state.restarts,
-            server=self._where,
-        )
+        now = self._loop.time()
+        timers = [(timer, max(0.0, due - now)) for timer, (_, due) in self._timers.items()]
+        return report_of(self.state, self._where, self.chronicle, now, self._heard, timers)
 
     def seats(self) -> tuple[Node, ...]:
         """Return the participants of the sealed round in rank order, () if none is sealed."""

@@ -7,12 +7,19 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from rallypoint.rendezvous.chronicle import Noted, report_of
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.core.state import State
+from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options, check_exposure
 from rallypoint.server.runs import RunHost
 from rallypoint.server.spaces import Space
+from rallypoint.server.status import server_status
+from rallypoint.server.tally import Tally
 from rallypoint.store import protocol as p
 
 logger = logging.getLogger("rallypoint.server")
@@ -39,6 +46,10 @@ class Server:
         self.epoch = time.time_ns() // 1000  # an identity that grows with each start
         self.requests = 0
         self.bytes_in = 0
+        self.lag_seconds = self.worst_lag_seconds = 0.0
+        self.started_at = self.loop.time()
+        self.tally = Tally()
+        self.watchers: set[Callable[[str], None]] = set()  # told of runs that have changed
         self.connections: set[Connection] = set()
         self.runs: dict[str, RunHost] = {}
         self.spaces: dict[str, Space] = {}
@@ -135,7 +146,24 @@ class Server:
         run = self.runs.get(run_id)
         if run is None:
             run = self.runs[run_id] = RunHost(run_id, self.loop, f"the server at {self.where}")
+            run.observe = partial(self._observed, run_id)
         return run
+
+    def _observed(self, run_id: str, noted: Noted) -> None:
+        self.tally.note(noted)
+        for watcher in self.watchers:
+            watcher(run_id)
+
+    def report(self, run_id: str) -> Report:
+        """Return what a run is doing; one that nobody has joined is not made by asking."""
+        run = self.runs.get(run_id)
+        if run is None:
+            return report_of(State(run_id), f"the server at {self.where}")
+        return run.report()
+
+    def status(self) -> ServerStatus:
+        """Return how this server is, and the list of its runs."""
+        return server_status(self)
 
     def space(self, run_id: str) -> Space | None:
         """Return the run's store, made when first asked for; None: there are too many."""
@@ -151,6 +179,8 @@ class Server:
         now = self.loop.time()
         late = now - self._swept_at - SWEEP_SECONDS
         gap = late if late > SWEEP_SECONDS else 0.0
+        self.lag_seconds = max(0.0, late)
+        self.worst_lag_seconds = max(self.worst_lag_seconds, late)
         self._swept_at = now
         if gap:
             logger.warning("this server was held up for %.1f s; leases are extended by that", gap)

@@ -28,14 +28,14 @@ class Peer(Protocol):
 class Client:
     """What a space keeps of one client object, across its connections."""
 
-    __slots__ = ("gone_at", "has_called", "parked", "peer", "results")
+    __slots__ = ("gone_at", "parked", "peer", "record", "results")
 
-    def __init__(self) -> None:
+    def __init__(self, record: int) -> None:
+        self.record = record
         self.peer: Peer | None = None
         self.results: dict[int, bytes] = {}
         self.parked: dict[int, tuple[asyncio.TimerHandle, p.StoreRequest]] = {}
         self.gone_at: float | None = None
-        self.has_called = False
 
 
 class Space:
@@ -58,6 +58,7 @@ class Space:
         self.keys = Keyspace(limit_bytes=limit_bytes)
         self.clients: dict[bytes, Client] = {}
         self.calls = 0
+        self._records = 0
 
     def peer(self, client_id: bytes) -> Peer | None:
         """Return the present connection of a client, None if it has none."""
@@ -65,15 +66,21 @@ class Space:
         return None if client is None else client.peer
 
     def attach(self, client_id: bytes, peer: Peer) -> bool:
-        """A client's connection is there; return whether its last results are still known.
-
-        Until its first call here the answer stays no: a client that was cut off before it
-        heard that it is not known must hear it again.
-        """
-        known = self.clients.setdefault(client_id, Client())
+        """A client's connection is there; return whether its last results are still known."""
+        known = self.clients.get(client_id)
+        if known is None:
+            self._records += 1
+            known = self.clients[client_id] = Client(self._records)
+            known.peer = peer
+            return False
         self._cancel_parked(client_id, known)
         known.peer, known.gone_at = peer, None
-        return known.has_called
+        return True
+
+    def record(self, client_id: bytes) -> int:
+        """Return the number of what is kept of a client: another one, once it was forgotten."""
+        client = self.clients.get(client_id)
+        return 0 if client is None else client.record
 
     def detach(self, client_id: bytes, peer: Peer, for_good: bool) -> None:
         """A client's connection is gone (ignored when another one has replaced it)."""
@@ -102,7 +109,6 @@ class Space:
         client = self.clients.get(client_id)
         if client is None:
             return  # another connection of this client has said goodbye for good
-        client.has_called = True
         results = client.results
         for answered in [number for number in results if number < call.low]:
             del results[answered]

@@ -42,7 +42,7 @@ def open_engine(url: str) -> "Engine":
         ParameterError: the URL is wrong, or the extra for it is not installed.
     """
     module, name, _ = _of(url)
-    make: "Callable[[str], Engine]" = getattr(import_module(module), name)
+    make: Callable[[str], Engine] = getattr(import_module(module), name)
     return make(url)
 
 
@@ -51,7 +51,7 @@ def open_engine_store(
 ) -> "EngineStore":
     """Return a store on an engine (ParameterError as `open_engine`)."""
     module, _, name = _of(url)
-    make: "Callable[[str, float | timedelta], EngineStore]" = getattr(import_module(module), name)
+    make: Callable[[str, float | timedelta], EngineStore] = getattr(import_module(module), name)
     return make(url, timeout)
 
 

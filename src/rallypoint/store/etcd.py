@@ -13,8 +13,9 @@ Many keys. etcd takes 128 conditions and operations in one transaction by defaul
 of more keys compares them by itself, in one reading at one revision, and its transaction
 then has two conditions: nothing under the prefix was written since, and nothing deleted.
 
-Expiring entries hang on leases. Those that live long share one lease of this client, which
-is made anew before its time is up; short ones have their own, so that they can be renewed.
+Expiring entries hang on leases. Those that are to live for an hour (marks, answers, receipts)
+share one lease of this client, made anew in time, so that they cost no request of their own;
+others have a lease each, so that they can be renewed.
 """
 
 import math
@@ -48,7 +49,7 @@ DEFAULT_PORT = 2379
 LARGE_COMMIT_KEYS = 40  # of more keys, conditions and operations would not fit a transaction
 READ_KEYS = 100
 GROUPS = 60  # of operations in one transaction, and operations in each of them
-SHARED_LEASE_SECONDS = 600.0  # what lives as long or longer shares one lease
+SHARED_LEASE_SECONDS = 3600.0  # what is to live that long shares one lease
 _OPTIONS = frozenset(("timeout",))
 _WATCH_AGAIN_SECONDS = 0.05
 _TRIES = 3  # of a commit whose lease or parts have expired meanwhile
@@ -300,7 +301,7 @@ class EtcdEngine(Engine):
         leases = {}
         for key, seconds in expire.items():
             if changes.get(key) is not None:
-                shared = seconds >= SHARED_LEASE_SECONDS
+                shared = seconds == SHARED_LEASE_SECONDS
                 leases[key] = self._shared(deadline) if shared else self._grant(seconds, deadline)
         return leases
 

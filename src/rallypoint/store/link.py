@@ -29,7 +29,7 @@ from rallypoint.store.connect import (
 logger = logging.getLogger("rallypoint")
 
 SOFTWARE = "rallypoint-python"
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
 SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
 _FINAL = (p.GOODBYE_VERSION, p.GOODBYE_PROTOCOL, p.GOODBYE_LIMIT)

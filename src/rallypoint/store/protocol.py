@@ -224,10 +224,15 @@ class Proof(_Body, frozen=True, tag=102):
 
 
 class Welcome(_Body, frozen=True, tag=103):
-    """The handshake is done. `resumed`: the server still knows this client's last calls."""
+    """The handshake is done. `resumed`: the server still knows this client's last calls.
+
+    `record` numbers what it knows of them: another number than at the client's last
+    handshake means that they were forgotten, and that an answer which said so was lost.
+    """
 
     epoch: int
     resumed: bool
+    record: int = 0
 
 
 class Goodbye(_Body, frozen=True, tag=104):

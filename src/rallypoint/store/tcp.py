@@ -163,8 +163,7 @@ class TCPStore(Store):
     def close(self) -> None:
         """End the connection, and the server if this store started it.
 
-        Calls under way end with StoreConnectionError. After a fork only this process's copy
-        of the connection is freed: the parent's goes on.
+        Calls under way fail. After a fork only this process's copy of the connection is freed.
         """
         if self._pid != os.getpid():
             self._link.abandon()
@@ -318,13 +317,14 @@ class TCPStore(Store):
     def _reconnect(self, own: _Slot, error: StoreConnectionError) -> None:
         """Connect again and send what was not answered; or fail the calls in doubt."""
         while own.answer is None:
-            epoch = self._link.welcome.epoch
+            before = self._link.welcome
             self._link.close()
             try:
                 link = self._reopen(own)
                 if link is None:
                     return
-                known = link.welcome.resumed and link.welcome.epoch == epoch
+                now = link.welcome
+                known = now.resumed and (now.epoch, now.record) == (before.epoch, before.record)
                 for body in self._send_again(link, known, own, error):
                     self._hand_out(_decoder.decode(body))
             except (NotOurProtocolError, AuthenticationError) as failure:

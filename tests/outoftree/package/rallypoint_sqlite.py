@@ -36,7 +36,7 @@ class SqliteEngine(Engine):
         self._database = sqlite3.connect(
             path, timeout=10, isolation_level=None, check_same_thread=False
         )
-        self._database.executescript("PRAGMA journal_mode=WAL;" + TABLES)
+        self._database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + TABLES)
 
     def clone(self) -> "SqliteEngine":
         return SqliteEngine(self.path)

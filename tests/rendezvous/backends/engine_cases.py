@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -73,12 +73,9 @@ def an_outage_leaves_a_round_alone(
 def an_engine_that_is_away_is_told(backend: str, endpoint: str) -> None:
     """Joining fails within its limit, naming the address and no password."""
     began = time.monotonic()
-    with pytest.raises(RendezvousError, match="cannot be reached") as caught:
-        handler = make(backend, endpoint, join=1.0)
-        try:
-            handler.next_rendezvous()
-        finally:
-            handler.shutdown()
-    assert time.monotonic() - began < 60
-    assert isinstance(caught.value, RendezvousConnectionError)
+    handler = make(backend, endpoint, join=1.0)
+    with pytest.raises(RendezvousConnectionError, match="cannot be reached") as caught:
+        handler.next_rendezvous()
+    assert time.monotonic() - began < 15
     assert "hidden" not in str(caught.value)
+    handler.shutdown()

@@ -35,7 +35,11 @@ class Failing(MemoryEngine):
     def read(self, *_: Any) -> Any:
         raise self.error
 
-    commit = wait = read
+    def commit(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    def wait(self, *_: Any) -> Any:
+        raise self.error
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.backends.contract import RendezvousBackend, Token
 from rallypoint.store.engine import Engine, Entry
 
-PATIENCE_SECONDS = 5.0  # callers try again by themselves
+PATIENCE_SECONDS = 2.0  # callers try again by themselves
 
 
 class EngineRendezvousBackend(RendezvousBackend):

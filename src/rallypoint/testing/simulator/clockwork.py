@@ -115,10 +115,10 @@ class Process:
         self.name = name
         self.offset = offset
         self.alive = True
-        self.paused = False
+        self._pauses = 0
         self.slowness = 1.0  # factor of the time that it takes to act
         self.held: list[Handle] = []
-        self.ran = 0.0  # seconds during which it was paused, so far
+        self.rested = 0.0  # seconds during which it was paused, so far
         self._paused_at = 0.0
         self.on_death: list[Callable[[], None]] = []
 
@@ -141,21 +141,27 @@ class Process:
 
     def pause(self) -> None:
         """Stop it (SIGSTOP, a starved machine)."""
-        if not self.paused:
-            self.paused, self._paused_at = True, self.clockwork.now
+        self._pauses += 1
+        if self._pauses == 1:
+            self._paused_at = self.clockwork.now
 
     def go_on(self) -> None:
         """Let it go on; what was due meanwhile happens now, in order."""
-        if self.paused and self.alive:
-            self.paused = False
-            self.ran += self.clockwork.now - self._paused_at
+        self._pauses -= 1
+        if not self._pauses and self.alive:
+            self.rested += self.clockwork.now - self._paused_at
             held, self.held = self.held, []
             for handle in held:
                 self.clockwork.push(handle)
 
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still; pauses may overlap."""
+        return self._pauses > 0
+
     def paused_seconds(self) -> float:
         """Return for how long it has been paused in all."""
-        return self.ran + (self.clockwork.now - self._paused_at if self.paused else 0.0)
+        return self.rested + (self.clockwork.now - self._paused_at if self.paused else 0.0)
 
     def jump(self, seconds: float) -> None:
         """Let its monotonic clock jump forward (a machine that slept)."""

@@ -41,7 +41,7 @@ class StoreClient(Client):
         self._sent_to: dict[int, int] = {}
         self._acked: list[int] = []
         self._last_id = 0
-        self._epoch = 0
+        self._epoch = self._record = 0
         self._resting = False
 
     def begin(self) -> None:
@@ -99,8 +99,9 @@ class StoreClient(Client):
 
     def welcomed(self, welcome: p.Welcome) -> None:
         """Send again what was not answered; or let it end in doubt."""
-        known = welcome.resumed and welcome.epoch == self._epoch
-        self._epoch = welcome.epoch
+        same = (welcome.epoch, welcome.record) == (self._epoch, self._record)
+        known = welcome.resumed and same
+        self._epoch, self._record = welcome.epoch, welcome.record
         for number in sorted(self._open):
             request = self._open[number][0]
             never_sent = number not in self._sent_to

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rallypoint.agent import events as agent_events
 from rallypoint.agent import policy
@@ -44,6 +45,8 @@ class World:
         trace: keep what happened as lines for people.
         disk: the server's.
     """
+
+    hosted_by: Any = runs  # the module whose `advance` the checker looks over
 
     def __init__(self, plan: Plan, trace: bool = False, disk: Disk | None = None) -> None:
         self.plan = plan
@@ -153,15 +156,14 @@ class World:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Let the host call the checker's `advance`, and note what reaches the server."""
-        before = runs.advance
-        deliver = self.network.on_arrival
-        runs.advance = self.checker.advance
+        module = self.hosted_by
+        before = module.advance
+        module.advance = self.checker.advance
         self.network.on_arrival = self.heard
         try:
             yield
         finally:
-            runs.advance = before
-            self.network.on_arrival = deliver
+            module.advance = before
 
     # -- liveness --------------------------------------------------------------------------------
 

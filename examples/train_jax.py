@@ -1,0 +1,89 @@
+"""Data-parallel training with JAX: a line fitted on all nodes, gradients summed with psum.
+
+    rallypoint run --nnodes 1:4 --endpoint HOST:29400 --run-id jax examples/train_jax.py
+
+JAX's coordinator is hosted by the worker of rank 0, at the bootstrap address of the round,
+which `rallypoint run` gives as MASTER_ADDR and MASTER_PORT. When a node is lost or comes,
+the workers are started again, in a new round with another coordinator, and go on from the
+checkpoint that rank 0 wrote. Needs jax, and runs on CPU devices as it is.
+"""
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+SAMPLES, FEATURES = 240, 4  # 240: divisible by 1 to 6 workers, and 8
+LEARNING_RATE = 0.02
+STEPS_A_CHECKPOINT = 5
+
+
+def meet() -> tuple[int, int]:
+    """Join the other workers of this round; return rank and number."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+        num_processes=world,
+        process_id=rank,
+    )
+    return rank, world
+
+
+def load(path: Path) -> tuple[int, np.ndarray]:
+    """Return the step and the weights of the checkpoint, or the beginning."""
+    if not path.exists():
+        return 0, np.zeros(FEATURES, np.float32)
+    with np.load(path) as saved:
+        return int(saved["step"]), saved["weights"]
+
+
+def save(path: Path, step: int, weights: np.ndarray) -> None:
+    """Write the checkpoint, so that a reader sees the old one or the new one."""
+    new = path.with_suffix(".new.npz")
+    np.savez(new, step=step, weights=weights)
+    new.replace(path)
+
+
+def main() -> None:
+    """Train until the given number of steps is done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--checkpoint", type=Path, default=Path("line.npz"))
+    arguments = parser.parse_args()
+    rank, world = meet()
+    mesh = Mesh(np.array(jax.devices()), ("workers",))
+    rows, whole = PartitionSpec("workers"), PartitionSpec()
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(whole, rows, rows), out_specs=(whole, whole))
+    def step_of(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.sum((x @ w - y) ** 2))(weights)
+        loss, gradient = jax.lax.psum((loss, gradient), "workers")
+        return weights - LEARNING_RATE * gradient / SAMPLES, loss / SAMPLES
+
+    random = np.random.default_rng(7)  # the same data everywhere; each device takes its rows
+    x = random.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+    y = x @ np.arange(1, FEATURES + 1, dtype=np.float32)
+    sharding = jax.sharding.NamedSharding(mesh, rows)
+    ours = [jax.make_array_from_callback(a.shape, sharding, lambda i, a=a: a[i]) for a in (x, y)]
+
+    first, saved = load(arguments.checkpoint)
+    weights = jnp.asarray(saved)
+    print(f"rank {rank} of {world}, {jax.device_count()} devices, from step {first}", flush=True)
+    for step in range(first, arguments.steps):
+        weights, loss = step_of(weights, *ours)
+        last = step + 1 == arguments.steps
+        if rank == 0 and (last or (step + 1) % STEPS_A_CHECKPOINT == 0):
+            save(arguments.checkpoint, step + 1, np.asarray(weights))
+            print(f"step {step + 1}: loss {float(loss):.6f}", flush=True)
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

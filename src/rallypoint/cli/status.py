@@ -1,0 +1,146 @@
+"""`rallypoint status`: what a run waits for, who is in it, and what it has been through.
+
+Exit codes: 0 shown, 1 it could not be asked, 2 usage, 3 there is no such run.
+"""
+
+import contextlib
+import sys
+import threading
+from typing import NoReturn
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from rallypoint.cli.sources import Source, open_source
+from rallypoint.cli.status_view import picture
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError, RallypointError
+from rallypoint.rendezvous.status import Status
+from rallypoint.store.token import read_token
+
+EXIT_UNREACHABLE, EXIT_USAGE, EXIT_NO_RUN = 1, 2, 3
+PLAIN_WIDTH = 120
+EXAMPLES = """
+\b
+Examples:
+    rallypoint status --endpoint first:29400
+    rallypoint status --endpoint first:29400 --run-id digits --watch
+    rallypoint status --backend file --endpoint /shared/job --run-id digits
+    rallypoint status --endpoint first:29400 --json | jq -r '.runs[].reason'
+"""
+
+
+@click.command("status", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--endpoint",
+    "--rdzv-endpoint",
+    "endpoint",
+    default="127.0.0.1:29400",
+    show_default=True,
+    envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
+    metavar="HOST:PORT",
+    help="Where the nodes meet (file: the path that they share).",
+)
+@click.option(
+    "--run-id",
+    "--rdzv-id",
+    "run_id",
+    envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
+    help="The run to show; a server's runs if not given.",
+)
+@click.option(
+    "--backend",
+    "--rdzv-backend",
+    "backend",
+    default="core",
+    show_default=True,
+    envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
+    help="core (a server), file, etcd or redis.",
+)
+@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.status/1.")
+@click.option("-w", "--watch", is_flag=True, help="Show it live until ^C; with --json, one a line.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch asks.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long one question may take.",
+)
+def command(
+    endpoint: str,
+    run_id: str | None,
+    backend: str,
+    token_file: str | None,
+    as_json: bool,
+    watch: bool,
+    interval: float,
+    timeout: float,
+) -> None:
+    """Show what a run waits for, who is in it, and what it has been through.
+
+    Nothing is changed by looking: no run is made and no seat is taken.
+    """
+    try:
+        source = open_source(backend, endpoint, run_id, read_token(None, token_file))
+    except ParameterError as error:
+        _fail(str(error), EXIT_USAGE)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    try:
+        with contextlib.closing(source):
+            if watch:
+                _watch(source, run_id, as_json, console, interval, timeout)
+                return
+            status = source.read(run_id, Deadline(timeout))
+    except RallypointError as error:
+        _fail(f"{error} (`rallypoint doctor` looks for the cause)", EXIT_UNREACHABLE)
+    _show(status, as_json, console)
+    if run_id and status.runs[0].settings is None:
+        sys.exit(EXIT_NO_RUN)
+
+
+def _show(status: Status, as_json: bool, console: Console) -> None:
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(status), indent=2))
+    else:
+        console.print(picture(status))
+
+
+def _watch(
+    source: Source,
+    run_id: str | None,
+    as_json: bool,
+    console: Console,
+    interval: float,
+    timeout: float,
+) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            while True:
+                click.echo(msgspec.json.encode(source.read(run_id, Deadline(timeout))))
+                _rest(interval)
+        first = source.read(run_id, Deadline(timeout))
+        with Live(picture(first), console=console, auto_refresh=False, screen=False) as live:
+            while True:
+                _rest(interval)
+                live.update(picture(source.read(run_id, Deadline(timeout))), refresh=True)
+
+
+def _rest(seconds: float) -> None:
+    threading.Event().wait(seconds)  # unlike a sleep, also what a test can cut short
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    click.echo(f"rallypoint status: {text}", err=True)
+    sys.exit(code)

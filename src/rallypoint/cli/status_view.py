@@ -1,0 +1,167 @@
+"""How `status` looks on a terminal: the sentence first, then who, then what was."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rallypoint.rendezvous.coordinator import RoundLine
+from rallypoint.rendezvous.status import MemberStatus, RunStatus, ServerStatus, Status
+
+MEMBERS_SHOWN = 64
+ROUNDS_SHOWN = 8
+MISSING_SHOWN = 8
+SILENT_SECONDS = 7.0  # more than one beat and its way
+_PHASES = {"gathering": "yellow", "last call": "yellow", "sealed": "green", "closed": "dim"}
+_PLACES = {
+    "participant": "green",
+    "candidate": "yellow",
+    "waiting": "cyan",
+    "spare": "blue",
+    "finished": "dim",
+}
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def picture(status: Status) -> Group:
+    """Return the whole picture."""
+    parts: list[RenderableType] = []
+    if status.server is not None:
+        parts.append(_server(status.server))
+    for run in status.runs:
+        parts += [Text(""), *_run(run)]
+    if status.server is not None and not status.runs:
+        parts.append(Text("no run is known there", style="dim"))
+    more = (status.server.run_count if status.server else 0) - len(status.runs)
+    if status.server is not None and more > 0 and len(status.runs) != 1:
+        parts.append(Text(f"\nand {more} more runs (--run-id NAME shows one)", style="dim"))
+    return Group(*parts)
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration as people say it, "" if it is not known."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            smaller = {86400: (3600, "h"), 3600: (60, "min"), 60: (1, "s")}[size]
+            rest = int(seconds % size // smaller[0])
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {smaller[1]}" if rest else "")
+    return ""
+
+
+def _server(server: ServerStatus) -> Text:
+    text = Text(f"server {server.endpoint}", style="bold")
+    lag = f"{server.lag_seconds * 1000:.0f} ms"
+    text.append(
+        f"  rallypoint {server.version}, up {duration(server.uptime_seconds)}, "
+        f"{server.connections} connections, {server.run_count} runs, loop late by {lag}",
+        style="dim",
+    )
+    return text
+
+
+def _run(run: RunStatus) -> list[RenderableType]:
+    head = Text("run ", style="bold")
+    head.append(run.run_id or "(no name)", style="bold")
+    head.append(f"  {run.phase}", style=_PHASES[run.phase])
+    head.append(f", round {run.round}")
+    if run.incarnation > 1:
+        head.append(f", incarnation {run.incarnation}")
+    if run.since_seconds is not None:
+        head.append(f", for {duration(run.since_seconds)}")
+    parts: list[RenderableType] = [head, Padding(Text(run.reason), (0, 0, 0, 2))]
+    parts += [Padding(line, (0, 0, 0, 2)) for line in _lines(run)]
+    if run.members:
+        parts.append(Padding(_members(run), (1, 0, 0, 2)))
+    if run.rounds:
+        parts.append(Padding(_rounds(run.rounds), (1, 0, 0, 2)))
+    return parts
+
+
+def _lines(run: RunStatus) -> list[Text]:
+    lines = []
+    if run.missing:
+        shown = ", ".join(run.missing[:MISSING_SHOWN])
+        more = len(run.missing) - MISSING_SHOWN
+        lines.append(_line("missing", shown + (f" and {more} more" if more > 0 else ""), "red"))
+    for timer in run.timers:
+        left = duration(timer.remaining_seconds)
+        lines.append(_line("timer", f"{timer.name}: {left or 'runs'} ({timer.setting})"))
+    if run.settings is not None:
+        s = run.settings
+        span = f"{s.min_nodes}" if s.min_nodes == s.max_nodes else f"{s.min_nodes} to {s.max_nodes}"
+        target = f", {s.target_nodes} wanted" if s.target_nodes else ""
+        lines.append(_line("nodes", f"{span}{target}; opened by {run.opened_by}"))
+        allowed = "any number" if run.budget.allowed is None else str(run.budget.allowed)
+        lines.append(_line("restarts", f"{run.budget.used} of {allowed}"))
+    for failure in run.failures[:1]:
+        how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+        text = f"rank {failure.rank} on {failure.node}, round {failure.round}: {how}"
+        lines.append(_line("failure", text, "red"))
+    for out in run.shut_out[:3]:
+        lines.append(_line("shut out", f"{out.id[:8]}: {out.why}"))
+    return lines
+
+
+def _line(name: str, value: str, style: str = "") -> Text:
+    text = Text(f"{name:<9}", style="dim")
+    text.append(value, style=style)
+    return text
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    return table
+
+
+def _members(run: RunStatus) -> Table:
+    table = _table("rank", "node", "slot", "place", "for", "last beat")
+    for column in (0, 4, 5):
+        table.columns[column].justify = "right"
+        table.columns[column].no_wrap = True
+    for member in run.members[:MEMBERS_SHOWN]:
+        table.add_row(
+            "" if member.rank is None else str(member.rank),
+            Text(member.label),
+            Text(member.slot or ""),
+            Text(member.place, style=_PLACES[member.place]),
+            duration(member.since_seconds),
+            _beat(member),
+        )
+    more = len(run.members) - MEMBERS_SHOWN
+    if more > 0:
+        table.add_row("", Text(f"and {more} more (--json shows all)", style="dim"))
+    return table
+
+
+def _beat(member: MemberStatus) -> Text:
+    if not member.connected:
+        return Text("connection cut", style="bold red")
+    heard = member.heard_seconds
+    late = heard is not None and heard > SILENT_SECONDS
+    return Text(duration(heard), style="red" if late else "")
+
+
+def _rounds(rounds: tuple[RoundLine, ...]) -> Table:
+    table = _table("round", "nodes", "began", "lasted", "why it was sealed", "why it ended")
+    for column in (0, 1, 2, 3):
+        table.columns[column].justify = "right"
+        table.columns[column].no_wrap = True
+    for line in rounds[-ROUNDS_SHOWN:]:
+        began = line.sealed_seconds
+        lasted = None if began is None else began - (line.ended_seconds or 0.0)
+        table.add_row(
+            str(line.number),
+            str(line.size) if began is not None else "",
+            f"{duration(began)} ago" if began is not None else "",
+            duration(lasted),
+            Text(line.sealed_because),
+            Text(line.ended_because, style="yellow" if line.lost else ""),
+        )
+    return table

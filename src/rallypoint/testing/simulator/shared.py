@@ -1,0 +1,299 @@
+"""A simulated world without a server: the real `SharedCoordinator`s over one simulated store.
+
+A call of the coordinator reads, decides and writes within one call of Python, so what others
+do meanwhile has to happen inside it: each access to the store, and each pause between two
+tries, lets the world go on for a moment, without the node that waits. Several nodes thus
+act on what they read before another one wrote, as in reality, and all in one thread.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent import events, policy
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    RallypointError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous import exchange
+from rallypoint.rendezvous.api import RendezvousTimeout
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.advance import Step, timers
+from rallypoint.rendezvous.core.codec import decode
+from rallypoint.rendezvous.core.state import Failure, State
+from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.shared import SharedCoordinator
+from rallypoint.store.memory import MemoryStore
+from rallypoint.testing.simulator.cell import Cell, Killed, NodeBackend
+from rallypoint.testing.simulator.clockwork import Handle, Process
+from rallypoint.testing.simulator.node import Agent
+from rallypoint.testing.simulator.server import Disk
+from rallypoint.testing.simulator.shared_checks import SharedChecker
+from rallypoint.testing.simulator.world import World
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.core.events import Assignment
+    from rallypoint.testing.simulator.plan import Plan
+
+_JOIN_ERRORS: tuple[tuple[type[RallypointError], events.JoinError], ...] = (
+    (RendezvousGracefulExitError, events.JoinError.NOT_NEEDED),
+    (RendezvousClosedError, events.JoinError.CLOSED),
+    (RendezvousTimeoutError, events.JoinError.TIMEOUT),
+    (RendezvousConnectionError, events.JoinError.CONNECTION),
+    (RendezvousStateError, events.JoinError.REFUSED),
+)
+CALL_SECONDS = 30.0
+
+
+def settings_of(plan: "Plan") -> RendezvousSettings:
+    """Return the settings of a plan as a user would give them."""
+    s = plan.settings
+    tiny = 1e-3  # a last call of no time cannot be asked for
+    return RendezvousSettings(
+        "simulated",
+        s.min_nodes,
+        s.max_nodes,
+        RendezvousTimeout(plan.join_seconds, max(tiny, s.last_call_seconds), 30, s.lease_seconds),
+        target_nodes=s.target_nodes,
+        max_restarts=s.max_restarts,
+        disconnect_grace=s.grace_seconds,
+        replacement_wait=s.replacement_seconds,
+        rejoin_timeout=s.rejoin_seconds,
+    )
+
+
+class SharedNode(Agent):
+    """A node that runs the core itself."""
+
+    def __init__(self, world: "SharedWorld", host: int, number: int) -> None:
+        super().__init__(world, host, number)
+        self._asked = settings_of(world.plan)
+        backend = NodeBackend(world.cell, self.process)
+        self.coordinator = SharedCoordinator(
+            backend, world.store, self._asked,
+            clock=self.process.time, threaded=False, pause=backend.wait,
+        )  # fmt: skip
+        self.coordinator.watch(self.put)
+        self._deadline = Deadline(0.0, self.process.time)
+        self._why = ""
+        self._waits = False
+        self._seated = False
+        self._ticking = False
+        self._again = False
+        self._failures = 0
+        self._woken = False
+        self._next_tick: Handle | None = None
+
+    def view(self) -> View:
+        """See the base."""
+        return self.coordinator.view()
+
+    # -- what the background thread does ---------------------------------------------------------
+
+    def wake(self) -> None:
+        """The store has changed."""
+        if self.process.alive and not self._woken:
+            self._woken = True
+            self.process.soon(self.tick)
+
+    def tick(self) -> None:
+        """Make one step, and plan the next."""
+        if self._ticking:
+            self._again = True
+            return
+        self._ticking, self._again, self._woken = True, False, False
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        try:
+            pause = self.coordinator.step()
+            self._failures = 0
+        except (RendezvousConnectionError, RendezvousTimeoutError) as error:
+            self._failures += 1
+            self.coordinator._host._disconnected(error)
+            pause = min(2.0, 0.05 * 2.0**self._failures)
+        except Killed:
+            return
+        finally:
+            self._ticking = False
+        if self.exit is None:
+            self._next_tick = self.process.call_later(0.0 if self._again else pause, self.tick)
+            self._look()
+
+    # -- joining: rendezvous.dynamic and SharedCoordinator.join ----------------------------------
+
+    def join(self, why: str) -> None:
+        """See the base."""
+        self._why, self._waits = why, True
+        self._deadline = Deadline(self.world.plan.join_seconds, self.process.time)
+        if self.view().fenced is not None:
+            self.new_id()
+            self._seated = False
+        self.process.call_later(self.world.plan.join_seconds, self._timed_out, self.asking)
+        self._ask()
+
+    def _ask(self) -> None:
+        self.world.truth.joined.add(self.node_id)
+        core = self._asked.core()
+        node = self.describe()
+        self._call(
+            lambda: self.coordinator.ask_to_join(node, core, self._deadline, self._why, False)
+        )
+        self.wake()
+
+    def _call(self, call: Callable[[], object]) -> None:
+        self.block()
+        try:
+            call()
+        except Killed:
+            return
+        except RallypointError as error:
+            self._failed(error)
+        finally:
+            self._blocked = False
+
+    def _look(self) -> None:
+        if not self._waits or self._blocked:
+            return
+        try:
+            seat = self.coordinator.outcome()
+        except RallypointError as error:
+            self._failed(error)
+            return
+        if seat is not None:
+            self._waits, self._seated = False, True
+            self.put(events.Sealed(seat))
+        elif self.view().opened is not None:
+            self._ask()
+
+    def _failed(self, error: RallypointError) -> None:
+        if not self._waits:
+            return
+        if self._seated and self.view().fenced is not None:
+            self.new_id()
+            self._seated = False
+            self.process.soon(self._ask)
+            return
+        self._waits = False
+        kinds = (kind for type_, kind in _JOIN_ERRORS if isinstance(error, type_))
+        self.put(events.JoinFailed(next(kinds, events.JoinError.OTHER), str(error)))
+
+    def _timed_out(self, asking: int) -> None:
+        if asking == self.asking and self._waits and not self._blocked:
+            node = self.describe()
+            self.world.truth.left.add(self.node_id)
+
+            def give_up() -> None:
+                seat = self.coordinator._give_up(node, self._deadline)
+                self._waits, self._seated = False, True
+                self.world.truth.left.discard(self.node_id)
+                self.put(events.Sealed(seat))
+
+            self._call(give_up)
+
+    # -- other requests --------------------------------------------------------------------------
+
+    def fail(self, failure: Failure) -> None:
+        """See the base."""
+        limit = Deadline(CALL_SECONDS, self.process.time)
+        self._request(lambda: self.coordinator.fail(failure, limit))
+
+    def finish(self) -> None:
+        """See the base."""
+        limit = Deadline(CALL_SECONDS, self.process.time)
+        seat = self.view().assignment
+        if seat is not None:
+            self.world.truth.done.add((self.node_id, seat.round))
+        self._request(lambda: self.coordinator.finish(limit))
+
+    def leave(self, why: str) -> None:
+        """See the base."""
+        self.world.truth.left.add(self.node_id)
+        limit = Deadline(5.0, self.process.time)
+        self._request(lambda: self.coordinator.leave(why, limit))
+
+    def _request(self, call: Callable[[], object]) -> None:
+        self.block()
+        self.process.soon(self._do_request, call)
+
+    def _do_request(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Killed:
+            return
+        except RallypointError as error:
+            self.world.note(self.name, f"was not heard: {error}")
+        self.unblock()
+
+    def gone(self) -> None:
+        """See the base."""
+        self.process.kill()
+
+
+class StoreHost:
+    """Stands where a server stands in other worlds: faults of it are the store's outages."""
+
+    def __init__(self, world: "SharedWorld") -> None:
+        self.world = world
+        self.disk = Disk()
+        self.life, self.starts, self.held_up, self.jumped_seconds = 0, 1, 0, 0.0
+        self.process = Process(world.clockwork, "store", 0.0)
+
+    def start(self) -> None:
+        """It is always there."""
+
+    def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
+        """It is out of reach for a while; what it acknowledged, it keeps."""
+        self.process.pause()
+        clockwork = self.world.clockwork
+        clockwork.add(clockwork.world, back_seconds, False, self.process.go_on)
+
+
+class SharedWorld(World):
+    """Everything of one simulation without a server."""
+
+    hosted_by = exchange
+
+    def __init__(self, plan: "Plan", trace: bool = False, disk: Disk | None = None) -> None:
+        super().__init__(plan, trace, disk)
+        self.store = MemoryStore()
+        self.server = StoreHost(self)  # type: ignore[assignment] # as far as faults and checks look
+        self.cell = Cell(self, self._stored)
+        self.checker = SharedChecker(self)
+        self.seen = State(self.run_id)
+
+    def make_agent(self, host: int, number: int) -> Agent:
+        """Make an agent of this world's kind."""
+        return SharedNode(self, host, number)
+
+    def _stored(self, data: bytes) -> None:
+        state, before = decode(data), self.seen
+        self.seen = state
+        self.checker.stored(before, Step(state, (), timers(state), ""))
+        for agent in self.agents:
+            if isinstance(agent, SharedNode):
+                agent.wake()
+
+    def starts(self, agent: Agent, seat: "Assignment") -> None:
+        """A node starts its workers: all who do in a round must know the same of it."""
+        self.checker.seated(0, agent.node_id, seat)
+
+    def state(self) -> State | None:
+        """Return the run's state."""
+        return self.seen
+
+    def close(self) -> None:
+        """Somebody closes the run."""
+        self.truth.closed = True
+        process = Process(self.clockwork, "closer", 0.0)
+        closer = SharedCoordinator(
+            NodeBackend(self.cell, process), self.store, settings_of(self.plan),
+            clock=process.time, threaded=False, pause=NodeBackend(self.cell, process).wait,
+        )  # fmt: skip
+        process.soon(lambda: closer.close("enough", Deadline(CALL_SECONDS, process.time)))
+
+
+__all__ = ["SharedNode", "SharedWorld", "policy"]
