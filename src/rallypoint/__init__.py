@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous import parse_rendezvous_endpoint as parse_rendezvous_endpoint
     from rallypoint.rendezvous import rendezvous_handler_registry as rendezvous_handler_registry
     from rallypoint.store.api import Store as Store
+    from rallypoint.store.etcd import EtcdStore as EtcdStore
     from rallypoint.store.file import FileStore as FileStore
     from rallypoint.store.memory import HashStore as HashStore
     from rallypoint.store.memory import MemoryStore as MemoryStore
     from rallypoint.store.prefix import PrefixStore as PrefixStore
+    from rallypoint.store.redis import RedisStore as RedisStore
     from rallypoint.store.tcp import TCPStore as TCPStore
 
 __version__ = "0.1.0"
@@ -68,13 +70,16 @@ _MODULES = {
         "get_rendezvous_handler parse_rendezvous_endpoint rendezvous_handler_registry"
     ),
     "rallypoint.store.api": "Store",
+    "rallypoint.store.etcd": "EtcdStore",
     "rallypoint.store.file": "FileStore",
     "rallypoint.store.memory": "HashStore MemoryStore",
     "rallypoint.store.prefix": "PrefixStore",
+    "rallypoint.store.redis": "RedisStore",
     "rallypoint.store.tcp": "TCPStore",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = [*_WHERE]
+_OF_EXTRAS = ("EtcdStore", "RedisStore")  # no part of `import *`, which works without them
+__all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
 def _start_server(host: str, port: int, token: bytes, insecure: bool) -> hosting.HostedServer:

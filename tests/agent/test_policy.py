@@ -81,7 +81,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
         [SEALED, FAILED, CLOSED, STOPPED],
         (e.Exit(EXIT_FAILED, CLOSED_TEXT, (FAILURE,)),),
     ),
-    ("closed while joining", [CLOSED], (e.Exit(EXIT_FAILED, CLOSED_TEXT, (FAILURE,)),)),
+    ("closed while joining: the join's answer says it", [CLOSED], ()),
     ("finished without us", [e.RunClosed(1, "all", "finished", True)], (e.Exit(EXIT_DONE),)),
     ("not needed", [e.JoinFailed(e.JoinError.NOT_NEEDED, "go home")], (e.Exit(EXIT_DONE),)),
     ("too late", [e.JoinFailed(e.JoinError.TIMEOUT, "1 of 2")], (e.Exit(EXIT_FAILED, "1 of 2"),)),

@@ -1,24 +1,23 @@
-"""Tests that need another program are collected where that is installed.
+"""Tests of other programs are collected where their package is installed.
 
-The other tests of this folder need nothing. `.ci/run` installs what is needed and names each
-of these folders, so that something missing is an error there, and not less tests.
+With RALLYPOINT_INTEGRATIONS=1 all are, those of schedulers too: so `.ci/run` calls this
+folder after installing what is needed, and something missing is an error, not less tests.
 """
 
-import shutil
+import os
 from importlib.util import find_spec
 
 PACKAGES = {
-    "torch": ["torchrun/test_handler.py", "torchrun/test_store.py"],
-    "tensorplay": ["tensorplay/test_handler.py", "tensorplay/test_store.py"],
+    "accelerate": ["test_train_accelerate.py"],
     "jax": ["test_train_jax.py"],
     "kubernetes_validate": ["test_manifests.py"],
+    "tensorplay": ["tensorplay/test_handler.py", "tensorplay/test_store.py"],
+    "torch": ["torchrun/test_handler.py", "torchrun/test_store.py"],
 }
-PROGRAMS = {"sbatch": ["schedulers/test_slurm.py"], "mpirun": ["schedulers/test_mpi.py"]}
+SCHEDULERS = ["schedulers/test_mpi.py", "schedulers/test_slurm.py"]
 
-collect_ignore = [
-    file
-    for there, needs in ((find_spec, PACKAGES), (shutil.which, PROGRAMS))
-    for name, files in needs.items()
-    if there(name) is None
-    for file in files
-]
+collect_ignore: list[str] = []
+if os.environ.get("RALLYPOINT_INTEGRATIONS") != "1":
+    missing = [package for package in PACKAGES if find_spec(package) is None]
+    collect_ignore += [file for package in missing for file in PACKAGES[package]]
+    collect_ignore += SCHEDULERS

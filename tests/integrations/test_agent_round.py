@@ -3,9 +3,9 @@ import threading
 import time
 
 import pytest
+from tests.integrations.rounds import make_round
 
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError, StoreTimeoutError
-from tests.integrations.rounds import make_round
 
 LONG_SECONDS = 60.0
 

@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,13 +45,8 @@ class Nodes:
             time.sleep(0.05)
 
 
-@pytest.fixture()
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-
-
-def test_two_processes_sum_their_gradients(folder: Path) -> None:
-    nodes = Nodes(folder, "2", steps=50)
+def test_two_processes_sum_their_gradients(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "2", steps=50)
     for _ in range(2):
         nodes.start()
     assert [node.wait(LIMIT_SECONDS) for node in nodes.started] == [0, 0]
@@ -62,8 +56,8 @@ def test_two_processes_sum_their_gradients(folder: Path) -> None:
     assert losses[-1] < losses[0] / 50
 
 
-def test_the_rest_goes_on_in_a_new_round_after_a_loss(folder: Path) -> None:
-    nodes = Nodes(folder, "1:2", steps=1_000_000)
+def test_the_rest_goes_on_in_a_new_round_after_a_loss(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "1:2", steps=1_000_000)
     for _ in range(2):
         nodes.start()
     try:

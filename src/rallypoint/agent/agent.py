@@ -8,15 +8,12 @@ acts at once during it. The loop owns all state: no lock.
 However the loop ends, its workers are ended and its node leaves; it never closes a run (C9).
 """
 
-import contextlib
 import queue
 import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -27,6 +24,7 @@ from rallypoint.agent.handlers import AgentHandler, Round
 from rallypoint.agent.output import OutputPlan
 from rallypoint.agent.processes import Ended, Spec, WorkerGroup, now_text
 from rallypoint.agent.report import WaitingLines, complain, final_report, say
+from rallypoint.agent.signals import signals_to
 from rallypoint.errors import (
     ParameterError,
     RallypointError,
@@ -99,7 +97,6 @@ class Agent:
     def __init__(self, config: AgentConfig, handler: AgentHandler) -> None:
         self._config = config
         self._handler = handler
-        # SimpleQueue: its put may be called by a signal handler in the middle of a get
         self._inbox: queue.SimpleQueue[events.Event | View | Round] = queue.SimpleQueue()
         self._pending: deque[events.Event] = deque()
         self._state = policy.AgentState(
@@ -120,7 +117,7 @@ class Agent:
         """Take part until the run ends or this node goes; return the exit code."""
         unwatch = self._handler.on_change(self._inbox.put)
         try:
-            with Guard(complain) as self._guard, self._signals():
+            with Guard(complain) as self._guard, signals_to(self._signalled, SIGNALS):
                 try:
                     return self._loop()
                 finally:
@@ -134,6 +131,9 @@ class Agent:
         finally:
             unwatch()
             self._leave("its agent ends")
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._inbox.put(events.Signal(number.name, number))
 
     def _loop(self) -> int:
         decision = policy.begin(self._state)
@@ -316,23 +316,3 @@ class Agent:
         elif end.text:
             say(end.text)
         return end.code
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn signals into events; what was ignored at our start (nohup) stays ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def put(number: int, _frame: FrameType | None) -> None:
-            self._inbox.put(events.Signal(signal.Signals(number).name, number))
-
-        former: dict[signal.Signals, Any] = {}
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                former[number] = signal.signal(number, put)
-        try:
-            yield
-        finally:
-            for number, old in former.items():
-                signal.signal(number, old)

@@ -143,14 +143,12 @@ def _joining(phase: Joining, state: AgentState, event: Event) -> Decision:
             return Decision(_to(state, Working(seat)), (StartWorkers(seat),), reason)
         case JoinFailed() as failed:
             return _exit(state, _end_of_join(failed))
-        case RunClosed() as closed:
-            return _exit(state, _end_of_run(closed))
         case Signal() as signal:
             end = _end_by_signal(signal)
             return _exit(state, end, (Leave(end.text),))
         case AgentFailed(text=text):
             return _exit(state, Exit(EXIT_FAILED, text), (Leave(text),))
-    return Decision(state)  # the handler meets RoundOpened and Fenced inside its own join
+    return Decision(state)  # what else is told ends the join, whose answer says what it means
 
 
 @_in_phase.register

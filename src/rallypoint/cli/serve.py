@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -29,6 +30,20 @@ from rallypoint.store.token import read_token
 )
 @click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
 @click.option("--insecure", is_flag=True, help="Allow other addresses than loopback, no token.")
+@click.option(
+    "--http",
+    metavar="ADDRESS:PORT",
+    envvar="RALLYPOINT_HTTP",
+    help="Where to serve the live page, /api/v1 and /metrics (needs rallypoint[web]).",
+)
+@click.option(
+    "--http-name",
+    "http_names",
+    multiple=True,
+    metavar="NAME",
+    envvar="RALLYPOINT_HTTP_NAME",
+    help="A name, beside this machine's own, by which browsers reach the page.",
+)
 @click.option("--until-empty", is_flag=True, help="End once the last client has gone.")
 @click.option("--fd", "fds", type=int, multiple=True, hidden=True)
 @click.option("--log-file", type=Path, hidden=True)
@@ -37,6 +52,8 @@ def command(
     where: str,
     token_file: str | None,
     insecure: bool,
+    http: str | None,
+    http_names: tuple[str, ...],
     until_empty: bool,
     fds: tuple[int, ...],
     log_file: Path | None,
@@ -47,20 +64,28 @@ def command(
     \b
     Example, for a cluster:
         export RALLYPOINT_TOKEN=$(openssl rand -hex 16)
-        rallypoint serve --bind 10.0.0.1:29400
+        rallypoint serve --bind 10.0.0.1:29400 --http 127.0.0.1:29480
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    if http and find_spec("starlette") is None:
+        click.echo(
+            "rallypoint serve: --http needs the extra: pip install 'rallypoint[web]'", err=True
+        )
+        sys.exit(1)
     try:
         options = Options(read_token(None, token_file), insecure, until_empty=until_empty)
         sockets = _sockets(where, fds, options)
+        web = _sockets(http, (), options) if http else []
     except (RallypointError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
         click.echo(f"rallypoint serve: {text}", err=True)
         sys.exit(1)
     if not fds:
         click.echo(f"serving on {', '.join(endpoint_of(sock) for sock in sockets)}")
-    uvloop.run(_serve(options, sockets))
+    if web:
+        click.echo(f"page on {', '.join(f'http://{endpoint_of(sock)}/' for sock in web)}")
+    uvloop.run(_serve(options, sockets, web, http_names))
     if log_file is not None and log_file.stat().st_size == 0:
         log_file.unlink()
 
@@ -72,7 +97,12 @@ def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.
     return bind(host, port, options)
 
 
-async def _serve(options: Options, sockets: list[socket.socket]) -> None:
+async def _serve(
+    options: Options,
+    sockets: list[socket.socket],
+    web: list[socket.socket],
+    names: tuple[str, ...],
+) -> None:
     server = Server(options, sockets)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,4 +113,14 @@ async def _serve(options: Options, sockets: list[socket.socket]) -> None:
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await server.start()
-    await server.serve()
+    if not web:
+        await server.serve()
+        return
+    from rallypoint.web.listener import Listener
+
+    page = Listener(server, web, options.token, names)
+    page.start()
+    try:
+        await server.serve()
+    finally:
+        await page.stop()

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.api import RendezvousStoreInfo as RendezvousStoreInfo
     from rallypoint.rendezvous.backends.contract import RendezvousBackend as RendezvousBackend
     from rallypoint.rendezvous.backends.contract import Token as Token
+    from rallypoint.rendezvous.backends.engine import (
+        EngineRendezvousBackend as EngineRendezvousBackend,
+    )
+    from rallypoint.rendezvous.backends.etcd import EtcdRendezvousBackend as EtcdRendezvousBackend
     from rallypoint.rendezvous.backends.file import FileRendezvousBackend as FileRendezvousBackend
     from rallypoint.rendezvous.backends.memory import (
         MemoryRendezvousBackend as MemoryRendezvousBackend,
+    )
+    from rallypoint.rendezvous.backends.redis import (
+        RedisRendezvousBackend as RedisRendezvousBackend,
     )
     from rallypoint.rendezvous.backends.store import (
         StoreRendezvousBackend as StoreRendezvousBackend,
@@ -55,8 +62,11 @@ _MODULES = {
     ),
     _HERE + "api": "RendezvousHandler RendezvousHandlerCreator RendezvousInfo RendezvousStoreInfo",
     _HERE + "backends.contract": "RendezvousBackend Token",
+    _HERE + "backends.engine": "EngineRendezvousBackend",
+    _HERE + "backends.etcd": "EtcdRendezvousBackend",
     _HERE + "backends.file": "FileRendezvousBackend",
     _HERE + "backends.memory": "MemoryRendezvousBackend",
+    _HERE + "backends.redis": "RedisRendezvousBackend",
     _HERE + "backends.store": "StoreRendezvousBackend",
     _HERE + "dynamic": "DynamicRendezvousHandler",
     _HERE + "endpoint": "parse_rendezvous_endpoint",
@@ -69,7 +79,8 @@ _MODULES = {
     _HERE + "static": "StaticTCPRendezvous",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = [*_WHERE]
+_OF_EXTRAS = ("EtcdRendezvousBackend", "RedisRendezvousBackend")  # `import *` works without
+__all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,6 +42,7 @@ from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store.api import Store
 from rallypoint.store.hosting import HostedServer, start_server
+from rallypoint.store.lazy import LazyStore
 from rallypoint.store.link import Target
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.token import read_token
@@ -73,7 +74,7 @@ class HostedCoordinator(Coordinator):
         self.server = server
         self._session = Session(target, lease_seconds)
         self._label = label
-        self._store: TCPStore | None = None
+        self._store: LazyStore | None = None
         self._opening = threading.Lock()
         self._down = False
 
@@ -101,12 +102,12 @@ class HostedCoordinator(Coordinator):
             refused: Refused | None = session.refused  # set by the session's thread
             refused = refused or view.fenced
         session.raise_failure()
-        if view.closed is not None:
-            session.join = None
-            raise self._closed(view.closed)
         if refused is not None:
             session.join = None
             raise self._refused(refused)
+        if view.closed is not None:
+            session.join = None
+            raise self._closed(view.closed)
         if withdrawn or session.stopping:
             raise RendezvousStateError(
                 f"run {self.target.run!r}: this node left while it was joining"
@@ -191,7 +192,8 @@ class HostedCoordinator(Coordinator):
         session = self._session
         session.start(deadline)
         by = self._label or f"a client at {session.local_address}"
-        event = Close(by, why, at=now_text())
+        incarnation, _round = dialogue.known_of(session.view)  # E1: a late close ends no other
+        event = Close(by, why, at=now_text(), incarnation=incarnation)
         session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
         # The server has told by whom it was closed: somebody else may have been faster.
 
@@ -240,9 +242,12 @@ class HostedCoordinator(Coordinator):
         """See `Coordinator.store`: the run's store on the same server."""
         with self._opening:
             if self._store is None:
-                t = self.target
-                self._store = TCPStore(t.host, t.port, run=t.run, token=t.token)
+                self._store = LazyStore(self._open_store, (self.target.host, self.target.port))
             return self._store
+
+    def _open_store(self) -> TCPStore:
+        t = self.target
+        return TCPStore(t.host, t.port, run=t.run, token=t.token)
 
     def shutdown(self, deadline: Deadline) -> bool:
         """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""

@@ -301,8 +301,7 @@ class Session:
                 with self.changed:
                     self.refused = message
                     self.changed.notify_all()
-            else:
-                self.update(lambda view: wire.told(view, message))
+            self.update(lambda view: wire.told(view, message))
         elif isinstance(body, (wire.Done, wire.Answer)):
             with self.changed:
                 if self._asked.pop(body.id, None) is not None:  # else nobody waits any more

@@ -196,7 +196,9 @@ class SharedCoordinator(Coordinator):
 
     def close(self, why: str, deadline: Deadline) -> None:
         """End the incarnation for everyone."""
-        self._host.ask(lambda _: [Close(self._label, why, _now())], deadline)
+        seat = self.view().assignment
+        known = seat.incarnation if seat else 0
+        self._host.ask(lambda _: [Close(self._label, why, _now(), known)], deadline)
 
     def heartbeat(self) -> None:
         """Store one sign of life now."""

@@ -109,6 +109,9 @@ def told(view: View, message: Told) -> View:
             return change(view, closed=message, parked=None, waiting=0)
         case Refused(refusal=Refusal.FENCED):
             return change(view, fenced=message, parked=None, waiting=0)
+        case Refused(refusal=Refusal.CLOSED) as r:
+            closed = RunClosed(r.incarnation, r.round, "", "", r.why, r.finished, r.failures)
+            return change(view, closed=closed, parked=None, waiting=0)
         case Refused():
             return view
 

@@ -114,8 +114,9 @@ class Engine(ABC):
     def wait(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
         """Wait, without polling, until the key's version is not what was seen.
 
-        Returns False once the time is up. May return True too early, never too late by more
-        than `LOOK_SECONDS` (and that only where a message was lost).
+        That an entry expires counts, too. Returns False once the time is up. May return True
+        too early, never too late by more than `LOOK_SECONDS` (and that only where a message
+        was lost).
         """
 
     @abstractmethod

@@ -6,7 +6,8 @@ that were acknowledged (redis_link.NOTE, docs/engines.md).
 
 Waking. The script publishes the new version on a channel that has the key's own name. Who
 waits subscribes first and reads then, so nothing falls between; and looks again at times,
-because a message that is published while a connection breaks comes to nobody.
+because a message that is published while a connection breaks comes to nobody. An entry that
+expires is announced by nobody: who waits for it asks how long it has to live.
 """
 
 import math
@@ -191,6 +192,14 @@ class RedisEngine(Engine):
                     found = self.read([key], deadline).get(key)
                     if version_of(found) != version_of(seen):
                         return True
+                    look = self._until_expiry(key, look, deadline)
+
+    def _until_expiry(self, key: str, look: Deadline, deadline: Deadline) -> Deadline:
+        """Return when to look again: soon after the entry expires, if it does."""
+        milliseconds: Any = self._link.call(lambda client: client.pttl(self._key(key)), deadline)
+        if milliseconds < 0:
+            return look
+        return Deadline(look.capped(milliseconds / 1000 + _AGAIN_SECONDS))
 
 
 def _change(value: bytes | None) -> tuple[str, bytes]:

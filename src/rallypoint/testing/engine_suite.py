@@ -149,6 +149,13 @@ class EngineSuite(ABC):
             seen = engine.read(["a"], self.limit()).get("a")
             assert version_of(seen) or value is None
 
+    def test_expiry_wakes(self) -> None:
+        """Who waits for an entry to expire is woken soon after."""
+        engine = self.make_engine()
+        commit = engine.commit({"a": None}, {"a": b""}, self.limit(), {"a": EXPIRY_SECONDS})
+        assert engine.wait("a", Entry(commit.version, b""), Deadline(2 * EXPIRY_SECONDS))
+        assert engine.read(["a"], self.limit()) == {}
+
     def test_waiting_for_what_has_happened(self) -> None:
         """Who has seen something older does not wait."""
         engine = self.make_engine()

@@ -3,13 +3,24 @@
 Time is a clock that may be manual: entries expire when somebody looks at them.
 """
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rallypoint.deadline import Clock, Deadline
-from rallypoint.store.engine import Commit, Engine, Entries, Entry, check_commit, version_of
+from rallypoint.store.engine import (
+    LOOK_SECONDS,
+    Commit,
+    Engine,
+    Entries,
+    Entry,
+    check_commit,
+    version_of,
+)
+
+_LEAST_SECONDS = 0.001
 
 
 @dataclass
@@ -98,7 +109,9 @@ class MemoryEngine(Engine):
     def wait(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
         """Wait until the key's version is not what was seen."""
         with self._data.changed:
-            return self._data.changed.wait_for(
-                lambda: version_of(self._present().get(key)) != version_of(seen),
-                min(deadline.remaining(), threading.TIMEOUT_MAX),
-            )
+            while version_of(self._present().get(key)) == version_of(seen):
+                if deadline.expired():
+                    return False
+                lives = max(self._data.ends.get(key, math.inf) - self._clock(), _LEAST_SECONDS)
+                self._data.changed.wait(min(deadline.capped(LOOK_SECONDS), lives))
+            return True

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integrations.schedulers.cluster import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -1,6 +1,6 @@
 """A worker that says where it is, and whom it has met; with FILE it first waits for it.
 
-    worker.py [FILE]
+worker.py [FILE]
 """
 
 import os

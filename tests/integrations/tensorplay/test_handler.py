@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tensorplay.distributed.elastic.rendezvous import get_registry, registry
+from tests.integrations.agents import HERE, Job, until
 
 from rallypoint.integrations import tensorplay
-from tests.integrations.agents import HERE, Job, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 WORKER = HERE / "tensorplay" / "worker.py"
@@ -18,7 +18,7 @@ USAGE = HERE / "tensorplay" / "usage.py"
 NewJob = Callable[..., Job]
 
 
-@pytest.fixture()
+@pytest.fixture
 def new_job(tmp_path: Path) -> Iterator[NewJob]:
     jobs: list[Job] = []
 

@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 from tensorplay import distributed as dist
+from tests.integrations.rounds import make_round
 
 from rallypoint.integrations.tensorplay.handler import KEYS
 from rallypoint.integrations.tensorplay.store import RoundStore
-from tests.integrations.rounds import make_round
 
 
 def our_store() -> dist.Store:

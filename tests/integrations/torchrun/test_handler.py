@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.integrations.agents import HERE, Job, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -15,7 +14,7 @@ WORKER = HERE / "torchrun" / "worker.py"
 NewJob = Callable[..., Job]
 
 
-@pytest.fixture()
+@pytest.fixture
 def new_job(tmp_path: Path) -> Iterator[NewJob]:
     jobs: list[Job] = []
 

@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import pytest
 import torch
+from tests.integrations.rounds import FakeHandler, make_round
 from torch import distributed as dist
 
 from rallypoint.errors import StoreConnectionError, StoreLimitError
 from rallypoint.integrations.torchrun.handler import KEYS
 from rallypoint.integrations.torchrun.store import RoundStore, WorkersStore
-from tests.integrations.rounds import FakeHandler, make_round
 
 
-@pytest.fixture()
+@pytest.fixture
 def made() -> tuple[RoundStore, FakeHandler]:
     agent_round, handler = make_round(KEYS)
     return RoundStore(agent_round), handler
@@ -22,7 +22,7 @@ def made() -> tuple[RoundStore, FakeHandler]:
 @pytest.fixture(params=["direct", "through C++"])
 def store(request: pytest.FixtureRequest) -> Iterator[dist.Store]:
     ours = RoundStore(make_round(KEYS)[0])
-    yield ours if request.param == "direct" else dist.PrefixStore("part", ours)
+    return ours if request.param == "direct" else dist.PrefixStore("part", ours)
 
 
 def test_every_call_of_a_torch_store(store: dist.Store) -> None:

@@ -129,9 +129,9 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
         return RoundStore(self._round)
 
     # The names under which torch's C++ side looks for the same.
-    getNumKeys = num_keys  # noqa: N815
-    deleteKey = delete_key  # noqa: N815
-    hasExtendedApi = has_extended_api  # noqa: N815
+    getNumKeys = num_keys
+    deleteKey = delete_key
+    hasExtendedApi = has_extended_api
 
 
 class WorkersStore:

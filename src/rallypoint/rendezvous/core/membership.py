@@ -40,7 +40,6 @@ from rallypoint.rendezvous.core.state import (
     Node,
     NodeId,
     Sealed,
-    Settings,
     Standing,
 )
 
@@ -239,33 +238,20 @@ def finish(d: Draft, e: Finish) -> None:
 
 
 def fail(d: Draft, e: Fail) -> None:
-    """A participant's worker failed: a new round, as long as the budget lasts (B1, N2)."""
+    """A participant's worker failed: a new round opens, at the budget's expense (B1, N2)."""
     phase = d.phase
-    if e.incarnation != d.incarnation or e.node not in d.participants or d.settings is None:
+    if e.incarnation != d.incarnation or e.node not in d.participants:
         return
     failure = msgspec.structs.replace(e.failure, round=e.round)
     if isinstance(phase, Sealed) and phase.record.number == e.round:
         d.failures = (failure,)
-        _open_after_failure(d, e, d.settings)
+        d.restarts += 1
+        open_round(d, f"a worker failed: {failure.label}", charged=True)
     elif isinstance(phase, Gathering) and e.round == phase.round - 1:
         if not d.failures or d.failures[0].round != e.round:
             d.failures = ()  # those are of an older round
         if failure not in d.failures:  # a consequence, most likely
             d.failures = (*d.failures, failure)[:FAILURES_LIMIT]
-
-
-def _open_after_failure(d: Draft, e: Fail, settings: Settings) -> None:
-    member = d.participants[e.node]
-    budget = settings.max_restarts
-    charged = all(m.connected for m in d.participants.values())  # else it is that node's loss
-    if charged and budget is not None and d.restarts >= budget:
-        why = f"a worker failed and max_restarts={budget} is used up: {e.failure.label}"
-        close_run(d, member.node.label, e.failure.at, why, finished=False)
-        return
-    open_round(d, f"a worker failed: {e.failure.label}")
-    if charged and isinstance(d.phase, Gathering):
-        d.restarts += 1
-        d.phase = msgspec.structs.replace(d.phase, charged=True)
 
 
 def beat(d: Draft, e: Beat) -> None:

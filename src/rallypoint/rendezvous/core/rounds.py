@@ -21,10 +21,10 @@ from rallypoint.rendezvous.core.state import (
 )
 
 
-def open_round(d: Draft, why: str, lost: tuple[str, ...] = ()) -> None:
+def open_round(d: Draft, why: str, lost: tuple[str, ...] = (), *, charged: bool = False) -> None:
     """Enter Gathering(n+1) from Sealed(n); everybody is told why, and who was lost (L1, N2)."""
     former = len(d.participants) + len(lost)
-    d.phase = Gathering(round=d.round + 1, lost=bool(lost), former=former)
+    d.phase = Gathering(d.round + 1, lost=bool(lost), former=former, charged=charged)
     d.opening = why
     d.note = f"round {d.round} opens: {why}"
     for place, standing in ((d.waiting, Standing.WAITING), (d.spares, Standing.NEW)):
@@ -51,6 +51,8 @@ def settle(d: Draft) -> None:
     phase, settings = d.phase, d.settings
     if settings is None or not isinstance(phase, (Gathering, LastCall)):
         return
+    if _is_spent(d, settings):
+        return
     have = len(d.candidates)
     if have < settings.min_nodes or d.participants:  # J2: fell below min; G1, S2: seats are held
         if isinstance(phase, LastCall):
@@ -64,6 +66,26 @@ def settle(d: Draft) -> None:
             seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
     else:
         _settle_gathering(d, phase, settings)
+
+
+def _is_spent(d: Draft, settings: Settings) -> bool:
+    """Close the run if a failure has passed the budget (B1); return whether it did.
+
+    Judged once nobody is missing any more, not when the failure is told: workers also fail
+    because a node was lost, and that may be known only a lease later.
+    """
+    budget = settings.max_restarts
+    if budget is None or d.restarts <= budget or d.participants or not _all_connected(d):
+        return False
+    d.restarts = budget
+    first = d.failures[0]
+    why = f"a worker failed and max_restarts={budget} is used up: {first.label}"
+    close_run(d, first.node, first.at, why, finished=False)
+    return True
+
+
+def _all_connected(d: Draft) -> bool:
+    return all(member.connected for member in d.candidates.values())
 
 
 def _settle_gathering(d: Draft, phase: Gathering, settings: Settings) -> None:
@@ -84,7 +106,7 @@ def seal(d: Draft, reason: str) -> None:
     While a candidate's connection is cut nothing is sealed: within disconnect_grace it is
     back or lost, and a seat for a dead node would cost everyone a round.
     """
-    if d.settings is None or not all(m.connected for m in d.candidates.values()):
+    if d.settings is None or not _all_connected(d):
         return
     claims = sorted(d.candidates.values(), key=ranks.seat_order)
     seated = ranks.assign_ranks(claims[: goal_of(d.settings)])

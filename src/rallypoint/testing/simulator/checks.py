@@ -72,7 +72,6 @@ class Truth:
         self.common: dict[tuple[int, int, int], tuple[object, ...]] = {}
         self.timers: dict[tuple[int, Timer], tuple[float, float]] = {}
 
-
     def hear(self, node: NodeId, now: float, paused: float) -> None:
         """A node's bytes were taken in by the server."""
         times = self._heard.setdefault(node, [])
@@ -108,6 +107,7 @@ class Checker:
             self._late_timers(state, events)
         self._closing(state, step.state, events)
         self._sealing(state, step)
+        check_budget(state, step.state, events)
         self._remember(step)
         self.world.server.store(step.state)
         if self.world.lines is not None:
@@ -184,18 +184,17 @@ class Checker:
     def _closing(self, before: State, after: State, events: tuple[Event, ...]) -> None:
         if not isinstance(after.phase, Closed) or isinstance(before.phase, Closed):
             return
-        if not any(isinstance(event, Close | Fail | Finish) for event in events):
+        most = before.settings.max_restarts if before.settings else None
+        spent = most is not None and before.restarts > most  # B1: judged once all are back
+        if not spent and not any(isinstance(event, Close | Fail | Finish) for event in events):
             raise Violation("L3", f"the run was closed by {events}")
-        life, settings = self.world.server.life, after.settings
+        life = self.world.server.life
         number = after.phase.round
         record = self.truth.rounds.get((life, after.incarnation, number))
         if after.phase.finished and record is not None:
             for seat in record.seats:
                 if (seat.node.id, number) not in self.truth.done:
                     raise Violation("F1", f"{seat.node.id} has not finished round {number}")
-        if settings and settings.max_restarts is not None:
-            if after.restarts > settings.max_restarts:
-                raise Violation("B1", f"{after.restarts} restarts, at most {settings.max_restarts}")
 
     def _sealing(self, before: State, step: Step) -> None:
         """G1: nobody of the round before is passed over who is alive and has not gone."""
@@ -233,6 +232,9 @@ class Checker:
                 truth.timers[key] = (self.world.clockwork.now, process.paused_seconds())
 
     # -- what nodes are told, and do -------------------------------------------------------------
+
+    def stored(self, before: State, step: Step) -> None:
+        """A state was written (worlds without a server)."""
 
     def told(self, life: int, node: NodeId, message: wire.Told) -> None:
         """A node was told something."""
@@ -286,6 +288,20 @@ class Checker:
 def advance_now(state: State, *events: Event) -> Step:
     """Call the core as it is now (tests of the simulator plant faults in it)."""
     return advance(state, *events)
+
+
+def check_budget(before: State, after: State, events: tuple[Event, ...]) -> None:
+    """B1: failing workers use the budget up, and no round begins beyond it.
+
+    It may be given back: workers that failed because a node was lost are not charged.
+    """
+    most = after.settings.max_restarts if after.settings else None
+    if most is not None and isinstance(after.phase, Sealed | Closed) and after.restarts > most:
+        raise Violation("B1", f"{after.restarts} restarts, at most {most}")
+    if after.incarnation == before.incarnation:
+        failed = sum(isinstance(event, Fail) for event in events)
+        if after.restarts - before.restarts > failed:
+            raise Violation("B1", f"restarts went from {before.restarts} to {after.restarts}")
 
 
 def event_line(event: Event) -> str:

@@ -46,7 +46,8 @@ class Call(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         """Return it as a line for people."""
-        return f"{self.asked:.4f} to {self.answered:.4f} {self.client}: {self.request} -> {self.result}"
+        when = f"{self.asked:.4f} to {self.answered:.4f}"
+        return f"{when} {self.client}: {self.request} -> {self.result}"
 
 
 def key_of(request: Any) -> str:

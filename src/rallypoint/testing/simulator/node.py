@@ -290,7 +290,11 @@ class HostedNode(Agent):
 
     def _look(self) -> None:
         join, session = self.session.join, self.session
-        if self._waits and join is not None and dialogue.is_settled(join, session.view, session.refused):
+        if (
+            self._waits
+            and join is not None
+            and dialogue.is_settled(join, session.view, session.refused)
+        ):
             self.process.soon(self._settled, self.asking)
 
     def _settled(self, asking: int) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.rendezvous.core.advance import Step
 from rallypoint.rendezvous.core.events import Cause, Event
+from rallypoint.rendezvous.core.explain import describe
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
@@ -52,7 +53,7 @@ class SharedChecker(Checker):
             for node, member in getattr(after, place).items():
                 if self._signs.get(node, (-1, 0.0))[0] != member.beats:
                     self._signs[node] = (member.beats, self.world.clockwork.now)
-        self.world.note("store", step.reason or str(after.phase)[:120])
+        self.world.note("store", describe(after))
 
     def _losses(self, before: State, after: State) -> None:
         settings, now = after.settings, self.world.clockwork.now

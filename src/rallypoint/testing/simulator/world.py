@@ -189,6 +189,8 @@ class World:
             return f"closed, but {live[0].name} is still there" if live else ""
         if self.plan.work_seconds and live and not final:
             return "they are at work"
+        if self.plan.shared and not live:
+            return ""  # nobody is left who could judge
         ids = {agent.node_id for agent in live}
         members = [node for place in PLACES for node in getattr(state, place)]
         if dead := [node for node in members if node not in ids]:

@@ -1,0 +1,194 @@
+"""The routes: page, JSON, events, metrics. Nothing here changes anything.
+
+Every answer is made of the documents of `rendezvous.status`; the page is one HTML file, one
+script and one style sheet of the package, and fills itself from `/api/v1/events`.
+"""
+
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rallypoint.rendezvous.status import SCHEMA, RunStatus, Status, run_status
+from rallypoint.server.server import Server
+from rallypoint.web.feed import Feed
+from rallypoint.web.guard import COOKIE, COOKIE_SECONDS, HEADERS, Guard
+from rallypoint.web.metrics import ServerCollector
+from rallypoint.web.openapi import document
+
+STATIC = files("rallypoint.web") / "static"
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+OPEN_PATHS = ("/login", "/static/style.css", "/static/icon.svg", "/static/theme.js", "/healthz")
+VIEWERS_LIMIT = 64
+LOGIN_BYTES = 4096
+
+
+class Doors:
+    """Asks the guard before anything else, and puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        answer = self._refusal(scope["path"], Headers(scope=scope))
+        app = self._app if answer is None else answer
+        await app(scope, receive, send_with_headers)
+
+    def _refusal(self, path: str, headers: Headers) -> Response | None:
+        if not self._guard.knows_host(headers.get("host", "")):
+            text = "this server is not known by that name (serve --http-name NAME allows one)\n"
+            return PlainTextResponse(text, 421)
+        shown = headers.get("authorization", ""), headers.get("cookie", "")
+        if path in OPEN_PATHS or self._guard.may_look(*shown):
+            return None
+        if "text/html" in headers.get("accept", ""):
+            return RedirectResponse("/login", 303)
+        text = "show the server's token: Authorization: Bearer TOKEN\n"
+        return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+
+
+class Pages:
+    """What is answered on each path.
+
+    Args:
+        server: whose runs are shown.
+        guard: says who may look.
+    """
+
+    def __init__(self, server: Server, guard: Guard) -> None:
+        self._server, self._guard = server, guard
+        self.feed = Feed(server)
+        self._registry = CollectorRegistry()
+        self._registry.register(ServerCollector(server))
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/", self.page),
+            Route("/login", self.login, methods=["GET", "POST"]),
+            Route("/static/{name}", self.static),
+            Route("/metrics", self.metrics),
+            Route("/healthz", self.healthz),
+            Route("/api/v1/status", self.status),
+            Route("/api/v1/server", self.server),
+            Route("/api/v1/runs", self.runs),
+            Route("/api/v1/runs/{run_id:path}", self.run),
+            Route("/api/v1/events", self.events),
+            Route("/api/v1/openapi.json", self.openapi),
+        ]
+
+    async def page(self, _request: Request) -> Response:
+        """The live page."""
+        return _file("index.html")
+
+    async def static(self, request: Request) -> Response:
+        """A file of the page."""
+        return _file(request.path_params["name"])
+
+    async def login(self, request: Request) -> Response:
+        """The form that takes the token, and gives a cookie for it."""
+        if request.method == "GET":
+            return _file("login.html")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LOGIN_BYTES:
+                return PlainTextResponse("too long\n", 413)
+        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
+        if not self._guard.is_token(given.strip()):
+            return RedirectResponse("/login?wrong", 303)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, self._guard.cookie, COOKIE_SECONDS, httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+    async def metrics(self, _request: Request) -> Response:
+        """All figures in Prometheus' form."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def healthz(self, _request: Request) -> Response:
+        """Whether the loop turns: an answer is the answer."""
+        return PlainTextResponse("ok\n")
+
+    async def status(self, request: Request) -> Response:
+        """The whole document, of all runs or of one."""
+        server = self._server.status()
+        wanted = request.query_params.get("run")
+        names = [line.run_id for line in server.runs] if wanted is None else [wanted]
+        runs = [run for run in map(self._run, names) if run is not None]
+        if wanted is not None and not runs:
+            return _no_run(wanted)
+        return _json(Status(SCHEMA, f"the server at {server.endpoint}", server, tuple(runs)))
+
+    async def server(self, _request: Request) -> Response:
+        """How the server is."""
+        return _json(self._server.status())
+
+    async def runs(self, _request: Request) -> Response:
+        """The list of runs."""
+        return _json(self._server.status().runs)
+
+    async def run(self, request: Request) -> Response:
+        """One run."""
+        name = request.path_params["run_id"]
+        found = self._run(name)
+        return _no_run(name) if found is None else _json(found)
+
+    async def events(self, request: Request) -> Response:
+        """What happens, as server-sent events."""
+        if self.feed.viewers >= VIEWERS_LIMIT:
+            return PlainTextResponse("too many viewers\n", 503, {"Retry-After": "10"})
+        body = self.feed.events(request.query_params.get("run"))
+        return StreamingResponse(body, media_type="text/event-stream")
+
+    async def openapi(self, _request: Request) -> Response:
+        """The description of this API."""
+        return _json(document())
+
+    def _run(self, name: str) -> RunStatus | None:
+        run = self._server.runs.get(name)
+        return None if run is None else run_status(run.report())
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _no_run(name: str) -> Response:
+    return Response(msgspec.json.encode({"error": f"no run {name!r}"}), 404, None, "application/json")
+
+
+def _file(name: str) -> Response:
+    suffix = name.rpartition(".")[2]
+    path = STATIC / name
+    if suffix not in TYPES or "/" in name or not path.is_file():
+        return PlainTextResponse("no such file\n", 404)
+    return Response(path.read_bytes(), media_type=TYPES[suffix])
+
+
+def make_app(server: Server, guard: Guard) -> tuple[Starlette, Feed]:
+    """Return the application and its feed, which must be ended before the server is."""
+    pages = Pages(server, guard)
+    return Starlette(routes=pages.routes(), middleware=[Middleware(Doors, guard=guard)]), pages.feed

@@ -1,0 +1,76 @@
+"""Who may look: the token off loopback, the Host header, and what the page may do.
+
+* Off loopback each request but the login form carries the server's token, as a bearer or as
+  the cookie that the form gives. The cookie holds a MAC of the token, not the token.
+* A page of another site that makes its own name point to this machine (DNS rebinding) still
+  sends its own name as Host: names that are not this machine's are refused. An IP address
+  cannot be rebound, so any is taken.
+* The page may load nothing but its own files, run no inline script, be framed by nobody.
+"""
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+
+COOKIE = "rallypoint_view"
+COOKIE_SECONDS = 7 * 86400
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Decides on requests by their headers.
+
+    Args:
+        token: what a visitor must show, b"": nothing.
+        names: names by which this machine may be called, beside its own and localhost.
+    """
+
+    def __init__(self, token: bytes, names: Iterable[str] = ()) -> None:
+        self._token = token
+        own = socket.gethostname().lower()
+        self._names = {"localhost", own, *(name.lower() for name in names)}
+        self.cookie = hmac.digest(token, b"rallypoint web 1", "sha256").hex() if token else ""
+
+    def knows_host(self, header: str) -> bool:
+        """Return whether a Host header names this machine."""
+        host = header.strip().lower()
+        if host.startswith("["):
+            host = host[1:].partition("]")[0]
+        elif host.count(":") <= 1:
+            host = host.partition(":")[0]
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return host.rstrip(".") in self._names
+        return True
+
+    def is_token(self, shown: str) -> bool:
+        """Return whether a text is the token (or none is needed)."""
+        return not self._token or hmac.compare_digest(shown.encode(), self._token)
+
+    def may_look(self, authorization: str, cookies: str) -> bool:
+        """Return whether these headers show the token."""
+        if not self._token:
+            return True
+        scheme, _, shown = authorization.partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(shown.strip()):
+            return True
+        try:
+            jar = SimpleCookie(cookies)
+        except CookieError:
+            return False
+        held = jar[COOKIE].value if COOKIE in jar else ""
+        return hmac.compare_digest(held.encode(), self.cookie.encode())

@@ -1,0 +1,14 @@
+// Sets the theme before anything is drawn; a plain script, so that nothing flashes.
+(function () {
+  "use strict";
+  const root = document.documentElement;
+  let kept = "auto";
+  try { kept = localStorage.getItem("theme") || "auto"; } catch (error) { kept = "auto"; }
+  root.dataset.theme = kept;
+  if (location.search === "?wrong") {
+    addEventListener("DOMContentLoaded", () => {
+      const wrong = document.getElementById("wrong");
+      if (wrong) wrong.hidden = false;
+    });
+  }
+})();

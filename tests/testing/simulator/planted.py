@@ -1,0 +1,285 @@
+"""Faults planted in the core, the hosts, the sessions and the disk: each must be caught.
+
+Each is one small change of what is shipped, put in place with pytest's monkeypatch for as
+long as a search runs. `CASES` says in which kind of world it shows.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+import rallypoint.rendezvous.core.advance as core
+from rallypoint.agent import policy
+from rallypoint.rendezvous import dialogue
+from rallypoint.rendezvous.core import membership, ranks, rounds
+from rallypoint.rendezvous.core.draft import Draft
+from rallypoint.rendezvous.core.events import (
+    Fail,
+    Finish,
+    Join,
+    Leave,
+    Lost,
+    RejoinOver,
+    RoundOpened,
+    RoundSealed,
+)
+from rallypoint.rendezvous.core.state import Gathering, Sealed
+from rallypoint.rendezvous.observer import Observer
+from rallypoint.server import connection, runs, spaces
+from rallypoint.testing.simulator import node
+from rallypoint.testing.simulator.cell import Cell
+from rallypoint.testing.simulator.server import Disk
+
+Patch = pytest.MonkeyPatch
+change = msgspec.structs.replace
+
+
+class Case(NamedTuple):
+    """A planted fault.
+
+    Args:
+        name: what is wrong.
+        plant: puts it in place.
+        shared: whether it is about worlds without a server.
+        seeds: within how many seeds it must be caught.
+    """
+
+    name: str
+    plant: Callable[[Patch], None]
+    shared: bool = False
+    seeds: int = 2000
+
+
+def no_guard(patch: Patch) -> None:
+    def settle(d: Draft, **over: Any) -> None:
+        missing, d.participants = d.participants, {}
+        rounds.settle(d, **over)
+        if not isinstance(d.phase, Sealed):
+            d.participants = missing
+
+    def only_gathering(d: Draft, **over: Any) -> None:
+        (settle if isinstance(d.phase, Gathering) else rounds.settle)(d, **over)
+
+    patch.setattr(core, "settle", only_gathering)
+
+
+def rule(patch: Patch, event: type, apply: Callable[[Draft, Any], None]) -> None:
+    patch.setitem(core._RULES, event, apply)
+
+
+def fenced_ids_are_welcome(patch: Patch) -> None:
+    def join(d: Draft, e: Join) -> None:
+        d.fenced.pop(e.node.id, None)
+        membership.join(d, change(e, after=0) if d.place_of(e.node.id) is None else e)
+
+    rule(patch, Join, join)
+
+
+def leaving_closes(patch: Patch) -> None:
+    def leave(d: Draft, e: Leave) -> None:
+        membership.leave(d, e)
+        if isinstance(d.phase, Gathering) and d.round > 1:
+            rounds.close_run(d, e.node, "", "a node left", finished=False)
+
+    rule(patch, Leave, leave)
+
+
+def first_finish_closes(patch: Patch) -> None:
+    def finish(d: Draft, e: Finish) -> None:
+        membership.finish(d, e)
+        if isinstance(d.phase, Sealed) and d.phase.done:
+            rounds.close_run(d, e.node, "", "one has finished", finished=True)
+
+    rule(patch, Finish, finish)
+
+
+def late_timers_count(patch: Patch) -> None:
+    def set_timers(self: runs.RunHost, step: core.Step) -> None:
+        for timer in step.timers:
+            if timer not in self._timers:
+                self._start_timer(timer, core.timer_seconds(self.state, timer))
+
+    def rejoin_over(d: Draft, e: RejoinOver) -> None:
+        if isinstance(d.phase, Gathering):
+            for late in list(d.participants):
+                membership.lose(d, late, "did not join in time")
+
+    patch.setattr(runs.RunHost, "_set_timers", set_timers)
+    rule(patch, RejoinOver, rejoin_over)
+
+
+def results_are_not_kept(patch: Patch) -> None:
+    call = spaces.Space.call
+
+    def forgetful(self: spaces.Space, client_id: bytes, asked: Any) -> None:
+        for client in self.clients.values():
+            client.results.clear()
+        call(self, client_id, asked)
+
+    patch.setattr(spaces.Space, "call", forgetful)
+
+
+def old_connections_count(patch: Patch) -> None:
+    patch.setattr(connection.Connection, "_replaces", lambda self, former: True)
+
+
+def resuming_changes_the_round(patch: Patch) -> None:
+    seat_of = runs._seat_of
+
+    def another(*given: Any) -> Any:
+        told = seat_of(*given)
+        return change(told, seat=change(told.seat, master_port=told.seat.master_port + 1))
+
+    patch.setattr(runs, "_seat_of", another)
+
+
+def each_is_told_its_own_address(patch: Patch) -> None:
+    seat = runs.assignment
+    patch.setattr(runs, "assignment", lambda r, n: change(seat(r, n), master_port=1000 + n))
+
+
+def graces_run_on(patch: Patch) -> None:
+    def stop_grace(self: runs.RunHost, who: str) -> bool:
+        return self._graces.pop(who, None) is not None
+
+    patch.setattr(runs.RunHost, "_stop_grace", stop_grace)
+
+
+def gaps_count_as_silence(patch: Patch) -> None:
+    patch.setattr(runs.RunHost, "_forgive", lambda self, now, gap, lease: None)
+
+
+def told_before_stored(patch: Patch) -> None:
+    def write(self: Disk, data: bytes) -> None:
+        self._written, before = data, self._written
+        self._synced = before
+
+    patch.setattr(Disk, "write", write)
+
+
+def blind_writes(patch: Patch) -> None:
+    def write(self: Cell, data: bytes, token: Any) -> bool:
+        self.data, self.version = data, self.version + 1
+        self._stored(data)
+        return True
+
+    patch.setattr(Cell, "compare_and_set", write)
+
+
+def beats_are_not_seen(patch: Patch) -> None:
+    silent = Observer._silent
+
+    def blind(self: Observer, state: Any, *given: Any) -> Any:
+        return silent(self, state, *given) if not self._signs else _judge(self, state, *given)
+
+    def _judge(self: Observer, state: Any, me: str, now: float, lease: float) -> list[Lost]:
+        before = {who: sign.at for who, sign in self._signs.items()}
+        lost = silent(self, state, me, now, lease)
+        for who, at in before.items():
+            if who in self._signs:
+                self._signs[who].at = at
+        return lost
+
+    patch.setattr(Observer, "_silent", blind)
+
+
+def a_seat_is_not_told(patch: Patch) -> None:
+    send = runs.RunHost._send
+
+    def lossy(self: runs.RunHost, to: tuple[str, ...], message: Any) -> None:
+        cut = isinstance(message, RoundSealed) and message.record.number > 1
+        send(self, to[1:] if cut else to, message)
+
+    patch.setattr(runs.RunHost, "_send", lossy)
+
+
+def nobody_resumes(patch: Patch) -> None:
+    patch.setattr(dialogue, "greetings", lambda view, join, asked: list(asked))
+
+
+def fenced_nodes_work_on(patch: Patch) -> None:
+    events_of = node.events_of
+    patch.setattr(
+        node,
+        "events_of",
+        lambda view, before: [
+            e for e in events_of(view, before) if type(e).__name__ != "Fenced"
+        ],
+    )
+
+
+def opened_rounds_are_overlooked(patch: Patch) -> None:
+    patch.setattr(policy, "_newer", lambda *given: False)
+
+
+def newcomers_first(patch: Patch) -> None:
+    order = ranks.seat_order
+    patch.setattr(ranks, "seat_order", lambda m: tuple(-each for each in order(m)))
+
+
+def no_budget(patch: Patch) -> None:
+    def fail(d: Draft, e: Fail) -> None:
+        settings = d.settings
+        if settings is not None:
+            d.settings = change(settings, max_restarts=None)
+        membership.fail(d, e)
+        d.settings = settings
+
+    rule(patch, Fail, fail)
+
+
+def round_numbers_stay(patch: Patch) -> None:
+    def open_round(d: Draft, why: str, lost: tuple[str, ...] = ()) -> None:
+        number = d.round
+        rounds.open_round(d, why, lost)
+        if isinstance(d.phase, Gathering):
+            d.phase = change(d.phase, round=number)
+
+    patch.setattr(membership, "open_round", open_round)
+
+
+def ranks_twice(patch: Patch) -> None:
+    assign = ranks.assign_ranks
+
+    def twice(members: Any) -> Any:
+        seated = assign(members)
+        return [*seated[:-1], seated[0]] if len(seated) > 3 else seated
+
+    patch.setattr(ranks, "assign_ranks", twice)
+
+
+def reasons_are_made_up(patch: Patch) -> None:
+    opened = rounds.RoundOpened
+    patch.setattr(rounds, "RoundOpened", lambda i, n, why, lost: opened(i, n, "", lost))
+
+
+CASES = [
+    Case("G1: a round is sealed without a node that is alive", no_guard),
+    Case("G1, without a server", no_guard, shared=True),
+    Case("L2: a fenced id is accepted", fenced_ids_are_welcome),
+    Case("L3: a leave closes the run", leaving_closes),
+    Case("F1: the first finish closes the run", first_finish_closes),
+    Case("E1: a timer that is too late counts", late_timers_count),
+    Case("E1: the sealed round changes on resuming", resuming_changes_the_round),
+    Case("E1: what an old connection says counts", old_connections_count, seeds=6000),
+    Case("each node is told an address of its own", each_is_told_its_own_address),
+    Case("results of calls are not kept", results_are_not_kept),
+    Case("a grace is not stopped by coming back", graces_run_on),
+    Case("the judge's own absence counts as silence", gaps_count_as_silence),
+    Case("told before it is stored", told_before_stored),
+    Case("compare-and-set without comparing", blind_writes, shared=True),
+    Case("heartbeats are not seen", beats_are_not_seen, shared=True),
+    Case("a seat is not told", a_seat_is_not_told),
+    Case("a session does not resume", nobody_resumes),
+    Case("an agent works on though it was fenced", fenced_nodes_work_on),
+    Case("an agent overlooks that its round is over", opened_rounds_are_overlooked),
+    Case("S2: newcomers push out members", newcomers_first),
+    Case("B1: the budget is not kept", no_budget),
+    Case("the round's number does not grow", round_numbers_stay),
+    Case("one rank twice", ranks_twice),
+    Case("workers are ended without a reason", reasons_are_made_up),
+]
+
+__all__ = ["CASES", "Case", "RoundOpened"]
