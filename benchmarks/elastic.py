@@ -160,6 +160,11 @@ def main() -> None:
         f"last_call is {LAST_CALL} s here for both; by default it is 30 s for both, and whatever "
         "waits for it takes 28 s more. Part of survivors' knowing is disconnect_grace, 1 s"
     )
+    report.notes.append(
+        "c10d with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: as shipped, a survivor that keeps rank 0 "
+        "keeps its store and does not publish its address for the new round; the fifth node then "
+        "waits in vain (seen here: 60 s, its store's timeout)"
+    )
     report.finish(lambda axes, r: _chart(axes, table))
 
 

@@ -31,10 +31,18 @@ STEPS: dict[str, list[tuple[list[str], list[str]]]] = {
     # Its wheels are tagged for a newer C library; the rendezvous is pure Python and runs.
     "nvrx": [
         ([TORCH], []),
-        (["numpy", "pyyaml", "psutil", "defusedxml", "httpx", "packaging", "protobuf", "grpcio"], []),
+        (
+            ["numpy", "pyyaml", "psutil", "defusedxml", "httpx", "packaging", "protobuf", "grpcio"],
+            [],
+        ),
         (
             ["nvidia-resiliency-ext==0.6.0"],
-            ["--no-deps", "--only-binary=:all:", "--platform=manylinux_2_39_x86_64", "--target=SITE"],
+            [
+                "--no-deps",
+                "--only-binary=:all:",
+                "--platform=manylinux_2_39_x86_64",
+                "--target=SITE",
+            ],
         ),
     ],
     "redis": [(["redis>=5", "hiredis"], [])],
@@ -42,7 +50,7 @@ STEPS: dict[str, list[tuple[list[str], list[str]]]] = {
 }
 
 
-class Missing(Exception):  # noqa: N818 - a state of the machine, not a fault of the program
+class Missing(Exception):
     """A contender that this machine cannot have, and why."""
 
 

@@ -3,8 +3,8 @@
 Four processes hold N/4 nodes each, a thread a node. The time runs from the start signal
 until the last node has its result. "first" includes connecting, "again" is the same nodes
 once more, connected already. Not counted, to their favour, is the connecting of those who
-use torch's or tensorplay's TCPStore (c10d, nvrx, tensorplay). Each trial has a fresh run (a fresh server for torchft and
-jax, whose size is fixed).
+use torch's or tensorplay's TCPStore (c10d, nvrx, tensorplay). Each trial has a fresh run (a
+fresh server for torchft and jax, whose size is fixed).
 """
 
 import sys
@@ -95,7 +95,9 @@ class Contender:
         begun = time.monotonic()
         for worker in self.workers:
             worker.tell(do="join")
-        answers = [worker.hear(max(0.1, begun + LIMIT - time.monotonic())) for worker in self.workers]
+        answers = [
+            worker.hear(max(0.1, begun + LIMIT - time.monotonic())) for worker in self.workers
+        ]
         ranks: list[Any] = [rank for answer in answers for rank in answer["ranks"]]
         seen = sorted(rank for rank, _size in ranks)
         sizes = Counter(size for _rank, size in ranks)

@@ -59,10 +59,14 @@ class Table:
 
     def ratio(self, row: Row) -> float | None:
         """Return how many times the first contender's median a row's median is."""
-        first = next(
-            (r for r in self.rows if (r.case, r.measure) == (row.case, row.measure)), None
-        )
-        if not self.compared or first is None or first is row or not first.median or row.median is None:
+        first = next((r for r in self.rows if (r.case, r.measure) == (row.case, row.measure)), None)
+        if (
+            not self.compared
+            or first is None
+            or first is row
+            or not first.median
+            or row.median is None
+        ):
             return None
         return row.median / first.median
 
@@ -281,9 +285,7 @@ def lines(axes: Any, table: Table, measure: str) -> None:
     axes.legend(fontsize="small")
 
 
-def arguments(
-    description: str, sizes: Sequence[int] = (), repeats: int = 5
-) -> argparse.Namespace:
+def arguments(description: str, sizes: Sequence[int] = (), repeats: int = 5) -> argparse.Namespace:
     """Enter our environment and read the options that benchmarks share."""
     enter()
     parser = argparse.ArgumentParser(description=description)

@@ -56,7 +56,15 @@ def table_lines(table: dict[str, Any]) -> list[str]:
     """Return one table as Markdown; the ratio's column only where there are ratios."""
     compared = any(row["ratio"] is not None for row in table["rows"])
     unit = f" [{table['unit']}]" if table["unit"] else ""
-    head = ["case", "contender", "measure", "median", "min", "max", *(["ratio"] if compared else [])]
+    head = [
+        "case",
+        "contender",
+        "measure",
+        "median",
+        "min",
+        "max",
+        *(["ratio"] if compared else []),
+    ]
     out = [f"{table['title']}{unit}:", "", f"| {' | '.join(head)} |"]
     out.append("|---|---|---|" + "--:|" * (len(head) - 3))
     for row in table["rows"]:

@@ -14,11 +14,11 @@ from environments import ENVIRONMENTS, ROOT, environ, python
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 
 
-class TookTooLong(Exception):  # noqa: N818 - a result, not a fault of the program
+class TookTooLong(Exception):
     """A helper did not answer within its limit."""
 
 
-class Broken(Exception):  # noqa: N818 - see `text`
+class Broken(Exception):
     """A helper answered with an error, or ended."""
 
 

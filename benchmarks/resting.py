@@ -15,7 +15,10 @@ BEAT_SECONDS = 5.0
 
 def trial(n: int) -> dict[str, float]:
     """Form a round, rest, and see what the server used."""
-    with Program(command(), ready="serving on") as server, Helper("rallypoint", "light.py") as light:
+    with (
+        Program(command(), ready="serving on") as server,
+        Helper("rallypoint", "light.py") as light,
+    ):
         host, port = server.line.split()[-1].rsplit(":", 1)
         empty = resident_bytes(server.pid)
         light.ask(

@@ -120,9 +120,7 @@ def single(peers: list[Peer], report: harness.Report, options: argparse.Namespac
                 table.add(call, kind, "time", samples.get("seconds", []))
 
 
-def throughput(
-    peers: list[Peer], report: harness.Report, options: argparse.Namespace
-) -> None:
+def throughput(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
     """Count the calls a second of many clients in a few processes."""
     table = report.table("Many clients, answered calls", "calls/s", 1)
     for clients, processes in CROWDS:
@@ -244,6 +242,7 @@ def _throughput_chart(axes: Any, report: harness.Report) -> None:
         case = f"{words[0]} {words[1]}"
         short.rows.append(harness.Row(case, row.contender, row.measure, row.samples))
     harness.bars(axes, short, "rate")
+    axes.set_yscale("log")
 
 
 def _groups_chart(axes: Any, report: harness.Report) -> None:

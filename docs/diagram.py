@@ -90,7 +90,7 @@ def key(state: State) -> tuple[object, ...]:
     phase = state.phase
     flags: tuple[object, ...] = ()
     if isinstance(phase, Gathering):
-        flags = (phase.lost, phase.former, phase.patience_over)
+        flags = (phase.lost, phase.former, phase.patience_over, phase.charged)
     elif isinstance(phase, LastCall):
         flags = (phase.over,)
     elif isinstance(phase, Sealed):
@@ -109,7 +109,9 @@ def events(state: State, settings: Settings) -> Iterator[tuple[str, Event]]:
     due = current if isinstance(state.phase, Sealed) else current - 1
     for slot in SLOTS:
         first, second = (Node(id=slot + letter, address=slot, slot=slot) for letter in "ab")
-        node = next((node for node in (first, second) if find(state, node.id)), None)
+        live = [node for node in (first, second) if find(state, node.id)]
+        live.sort(key=lambda node: node.id in state.finished)  # who works before who is done
+        node = live[0] if live else None
         if isinstance(state.phase, Closed):
             yield "join (new incarnation)", Join(first, settings, new_incarnation=True)
         elif node is None:

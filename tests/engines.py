@@ -5,6 +5,7 @@ error, not a skip: `.ci/run` installs it, and a developer may leave these tests 
 `-m "not engines"`.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -160,6 +161,31 @@ class EtcdServers:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
         at = f"{credentials}@" if credentials else ""
         return f"{scheme}://{at}{hosts}/{prefix}{options}"
+
+    def guard(self) -> None:
+        """Turn authentication on: root:s3cret, and worker:w0rker for the prefix `jobs`."""
+        for command in (
+            "user add root:s3cret", "user grant-role root root", "role add jobs",
+            "role grant-permission jobs --prefix=true readwrite jobs/",
+            "user add worker:w0rker", "user grant-role worker jobs", "auth enable",
+        ):  # fmt: skip
+            self.control(*command.split())
+
+    def fill(self) -> None:
+        """Write to a member with a small quota until it takes no more."""
+        value = "x" * (100 << 10)
+        for number in range(200):
+            if "space exceeded" in self.control("put", f"fill/{number}", value):
+                return
+        pytest.fail("etcd was not filled")
+
+    def make_room(self) -> None:
+        """Do what an operator does after NOSPACE."""
+        self.control("del", "--prefix", "fill/")
+        found = self.control("get", "none", "-w", "json")
+        self.control("compaction", str(json.loads(found)["header"]["revision"]))
+        self.control("defrag")
+        self.control("alarm", "disarm")
 
     def control(self, *arguments: str) -> str:
         """Run etcdctl against the first member."""

@@ -26,8 +26,19 @@ def test_closed_is_left_only_for_a_new_incarnation() -> None:
     assert {word for (old, _), words in found.items() if old == "Closed" for word in words} == {
         "join (new incarnation)"
     }
-    closing = {word for (_, new), words in found.items() if new == "Closed" for word in words}
-    assert closing == {"close", "finish", "fail"}  # L3
+
+
+def test_l3_only_a_close_the_end_of_the_work_and_the_budget_close_a_run() -> None:
+    closings = {
+        word: reason
+        for (_, new), words in diagram.explore().items()
+        if new == "Closed"
+        for word, reason in words.items()
+    }
+    for word, reason in closings.items():
+        by_budget = ": a worker failed and max_restarts=0 is used up: " in reason  # B1
+        assert by_budget or word in ("close", "finish"), f"{word}: {reason}"
+    assert "fail" not in closings, "B1: whether a failure counts is not known when it is told"
 
 
 @pytest.mark.parametrize("number", RULES)

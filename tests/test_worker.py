@@ -12,7 +12,9 @@ import pytest
 
 from rallypoint import worker
 from rallypoint.errors import ParameterError, StoreTimeoutError
+from rallypoint.store.engine_store import EngineStore
 from rallypoint.store.memory import MemoryStore
+from rallypoint.testing.memory_engine import MemoryEngine
 from rallypoint.worker import Worker
 
 ENVIRONMENT = {
@@ -234,6 +236,22 @@ def test_from_environment_with_a_file_store(tmp_path: Path) -> None:
     assert found.store.get("key") == b"value"
     found.store.close()
     assert path.exists()
+
+
+def test_from_environment_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, opened = MemoryEngine(), []
+
+    def open_store(url: str) -> EngineStore:
+        opened.append(url)
+        return EngineStore(engine)
+
+    monkeypatch.setattr(worker, "open_engine_store", open_store)
+    url = "etcd://h1,h2/jobs"
+    environment = ENVIRONMENT | {"RALLYPOINT_STORE": url, "RALLYPOINT_RUN_ID": "job"}
+    worker.from_environment(environment).store.set("key", b"value")
+    assert opened == [url]
+    (key,) = EngineStore(engine).list()
+    assert key.startswith("job/")  # runs share the engine
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "RALLYPOINT_STORE"])

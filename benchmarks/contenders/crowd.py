@@ -41,7 +41,7 @@ class Crowd:
                 seen = self._round
             try:
                 self._work(index)
-            except BaseException as error:  # noqa: BLE001 - raised by `run`
+            except BaseException as error:
                 self._errors.append(error)
             self.ends[index] = time.monotonic()
             with self._all_done:

@@ -5,6 +5,7 @@ that does not come with a command of its own.
 """
 
 import logging
+import os
 import socket
 import sys
 import time
@@ -20,7 +21,9 @@ JOIN_SECONDS = 120
 class Rallypoint:
     """Our DynamicRendezvousHandler, as `get_rendezvous_handler` makes it."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from rallypoint import RendezvousParameters, get_rendezvous_handler
 
         self.handler = get_rendezvous_handler(
@@ -87,7 +90,9 @@ torch_stores: dict[tuple[str, int], Any] = {}
 class C10d:
     """torch's DynamicRendezvousHandler over its TCPStore, as shipped."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
             C10dRendezvousBackend,
@@ -97,6 +102,9 @@ class C10d:
         params = RendezvousParameters(
             "c10d", where, run, size, most, local_addr="127.0.0.1", is_host="false", **config
         )
+        if config:  # elastic: with a shared store rank 0 publishes its address only once, and
+            # a node that comes later waits for it in vain
+            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         store = torch_store(where, rank)
         backend = C10dRendezvousBackend(store, run)
         self.handler = create_handler(store, backend, params)
@@ -148,7 +156,9 @@ class TorchServer:
 class TensorPlay:
     """tensorplay's handler of backend "core"."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from tensorplay.distributed.elastic.rendezvous import RendezvousParameters
         from tensorplay.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
@@ -182,7 +192,9 @@ class TensorPlayServer:
 class Torchft:
     """torchft's LighthouseClient: connect, and one quorum of all."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from torchft.coordination import LighthouseClient
 
         self.connect = LighthouseClient
@@ -217,7 +229,9 @@ class TorchftServer:
 class Jax:
     """jax's distributed client: connect, and a barrier of all (its size is fixed)."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from jaxlib import _jax
 
         self.rank, self.size, self.round, self.connected = rank, size, 0, False
@@ -256,7 +270,9 @@ class JaxServer:
 class Nvrx:
     """nvidia-resiliency-ext's barrier rendezvous, without its handler's health checks."""
 
-    def __init__(self, where: str, run: str, rank: int, size: int, most: int, **config: Any) -> None:
+    def __init__(
+        self, where: str, run: str, rank: int, size: int, most: int, **config: Any
+    ) -> None:
         from nvidia_resiliency_ext.fault_tolerance import ft_rendezvous_barrier as module
 
         store = torch_store(where, rank)

@@ -204,7 +204,7 @@ class Swarm:
 
 def main() -> None:
     """Answer commands."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -212,9 +212,7 @@ def main() -> None:
 
     def form(limit: float, **options: Any) -> dict[str, Any]:
         current[:] = [Swarm()]
-        return loop.run_until_complete(
-            asyncio.wait_for(current[0].connect(**options), limit)
-        )
+        return loop.run_until_complete(asyncio.wait_for(current[0].connect(**options), limit))
 
     def again(limit: float) -> dict[str, Any]:
         return loop.run_until_complete(asyncio.wait_for(current[0].again(), limit))

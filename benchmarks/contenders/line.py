@@ -22,7 +22,7 @@ def serve(commands: dict[str, Callable[..., dict[str, Any] | None]]) -> None:
         command = json.loads(line)
         try:
             answer(**(commands[command.pop("do")](**command) or {}))
-        except Exception as error:  # noqa: BLE001 - handed to the process that asked
+        except Exception as error:
             traceback.print_exc()
             answer(error=f"{type(error).__name__}: {error}"[:500])
     sys.stderr.flush()

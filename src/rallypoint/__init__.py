@@ -82,10 +82,9 @@ _OF_EXTRAS = ("EtcdStore", "RedisStore")  # no part of `import *`, which works w
 __all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
-def _start_server(host: str, port: int, token: bytes, insecure: bool) -> hosting.HostedServer:
-    server: hosting.HostedServer = import_module("rallypoint.server.embedded").start(
-        host, port, token, insecure
-    )
+def _start_server(*arguments: Any) -> hosting.HostedServer:
+    embedded = import_module("rallypoint.server.embedded")
+    server: hosting.HostedServer = embedded.start(*arguments)
     return server
 
 

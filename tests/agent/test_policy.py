@@ -82,7 +82,12 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
         (e.Exit(EXIT_FAILED, CLOSED_TEXT, (FAILURE,)),),
     ),
     ("closed while joining: the join's answer says it", [CLOSED], ()),
-    ("finished without us", [e.RunClosed(1, "all", "finished", True)], (e.Exit(EXIT_DONE),)),
+    ("finished while joining: likewise", [e.RunClosed(1, "all", "done", True)], ()),
+    (
+        "finished without us",
+        [SEALED, e.RunClosed(1, "all", "done", True), STOPPED],
+        (e.Exit(EXIT_DONE, "the run has finished without this node: done"),),
+    ),
     ("not needed", [e.JoinFailed(e.JoinError.NOT_NEEDED, "go home")], (e.Exit(EXIT_DONE),)),
     ("too late", [e.JoinFailed(e.JoinError.TIMEOUT, "1 of 2")], (e.Exit(EXIT_FAILED, "1 of 2"),)),
     ("an older incarnation closed", [e.Sealed(seat(1, 2)), CLOSED], ()),

@@ -76,3 +76,33 @@ def test_progress_goes_to_stdout_and_trouble_to_stderr(capsys: pytest.CaptureFix
     report.say("well")
     report.complain("ill")
     assert capsys.readouterr() == ("rallypoint: well\n", "rallypoint: ill\n")
+
+
+def test_the_doctor_looks_once_when_a_join_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "EXAMINE_SECONDS", 0.001)
+    for look, line in ((lambda: "doctor: x", "doctor: x"), (fails, "the doctor failed: ")):
+        lines: list[str] = []
+        told = threading.Event()
+
+        def tell(text: str, lines: list[str] = lines, told: threading.Event = told) -> None:
+            lines.append(text)
+            told.set()
+
+        waiting = report.WaitingLines(lambda: "", tell, look)
+        waiting.start()
+        assert told.wait(10)
+        waiting.stop()
+        assert len(lines) == 1
+        assert lines[0].startswith(line)
+
+
+def fails() -> str:
+    raise OSError("no network")
+
+
+def test_the_doctor_is_silent_when_the_join_was_quick() -> None:
+    looked: list[bool] = []
+    waiting = report.WaitingLines(lambda: "", lambda _: None, lambda: str(looked.append(True)))
+    waiting.start()
+    waiting.stop()
+    assert not looked

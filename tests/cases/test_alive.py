@@ -1,4 +1,4 @@
-"""Row B1: a dead member is known to the others, who go on without it."""
+"""Row B1: a dead member is known to the others, who go on without it, at no cost."""
 
 import signal
 import time
@@ -82,3 +82,69 @@ def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> Non
         allowed = ("reconnecting", "reconnected") if way != "kill -9" else ()
         for line in victim.err.lines:  # it was cut off, and may say so
             assert any(word in line.text for word in allowed), victim.shown()
+
+
+# Two workers that talk to each other, and fail as soon as the other one's connection breaks.
+TALKING_WORKER = """
+import os, socket, sys, time
+
+e = os.environ
+print(f"work: {e['WORLD_SIZE']} workers, restarts {e['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+if e["WORLD_SIZE"] == "1":
+    sys.exit(0)
+place = (e["MASTER_ADDR"], int(e["MASTER_PORT"]))
+if e["RANK"] == "0":
+    peer, _ = socket.create_server(place).accept()
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.02)
+print("connected", flush=True)
+peer.recv(1)
+sys.exit(7)
+"""
+
+
+@pytest.mark.cases("B1")
+@pytest.mark.parametrize("backend", ["file", "hosted"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_that_fail_because_a_node_was_lost_use_up_no_budget(
+    fleet: Fleet, backend: str, rank: int
+) -> None:
+    (fleet.folder / "talk.py").write_text(TALKING_WORKER, encoding="utf-8")
+    where = [f"--endpoint={fleet.folder / 'job'}", "--backend=file"]
+    if backend == "hosted":
+        where = [f"--endpoint={fleet.server()[1]}"]
+    options = ["--nnodes=1:2", "--run-id=b1", f"--lease={LEASE_SECONDS}", "--max-restarts=0"]
+    agents = [fleet.agent(f"node{i}", *options, *where, "talk.py") for i in range(2)]
+    seats = [agent.round(2) for agent in agents]
+    for agent in agents:
+        agent.expect("connected")
+    (lost,) = (i for i, seat in enumerate(seats) if f"rank {rank} of" in seat.text)
+    victim, survivor = agents[lost], agents[1 - lost]
+
+    victim.kill()  # its worker goes with it; on files nothing else tells, until its lease lapses
+    failed = survivor.expect(r"joining the next round: its worker failed: .*: exit code 7")
+    survivor.round(1, failed)
+    survivor.expect("work: 1 workers, restarts 0", failed)
+    assert survivor.wait() == 0, survivor.shown()
+
+
+@pytest.mark.parametrize("backend", ["file", "hosted"])
+def test_a_failure_that_is_nobodys_loss_ends_the_run_when_all_have_come(
+    fleet: Fleet, backend: str
+) -> None:
+    script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n"
+    (fleet.folder / "fails.py").write_text(script, encoding="utf-8")
+    where = [f"--endpoint={fleet.folder / 'job'}", "--backend=file"]
+    if backend == "hosted":
+        where = [f"--endpoint={fleet.server()[1]}"]
+    options = ["--nnodes=2", "--run-id=b1", "--max-restarts=0", *where, "fails.py"]
+    agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
+    for agent in agents:
+        assert agent.wait() == 1, agent.shown()
+        text = agent.out.text + agent.err.text
+        assert "a worker failed and max_restarts=0 is used up: rank 1 (local 0) on " in text

@@ -54,12 +54,16 @@ def test_labels_become_the_demos_names() -> None:
 
 def a_whole_demo() -> Told:
     told = Told(11, 12)
-    told.server("round 1 sealed with 2 nodes: 2 of up to 2 nodes have come; round 1 is at work")
+    told.server(
+        "round 1 sealed with 2 nodes: 2 of the 2 nodes wanted have come; round 1 is at work"
+    )
     for node in (1, 2):
         told.line(node, f"rallypoint: round 1: rank {node - 1} of 2 nodes (all have come)")
     told.line(1, "round 1  world size 2  epoch   1  loss 1.7  accuracy 83.1%")
     told.story.killed(1, told.now)
-    told.server("round 2 opens: vm (127.0.0.1) pid 11 was lost: its connection was cut; 0 of")
+    told.server(
+        "round 2 opens: vm (127.0.0.1) pid 11 was lost: its connection was cut and did not come back; 0 of"
+    )
     told.line(2, "rallypoint: joining the next round: vm (127.0.0.1) pid 11 was lost: its")
     told.server("round 2 sealed with 1 nodes: all that are alive have come; round 2 is at work")
     told.line(2, "rallypoint: round 2: rank 0 of 1 nodes (all have come)")

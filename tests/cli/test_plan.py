@@ -127,6 +127,20 @@ def test_a_shared_file_needs_no_port() -> None:
     assert plan.store_url == "file:///shared/job"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "store", "shown"),
+    [
+        ("h1:2379,h2:2379", "etcd://h1:2379,h2:2379", "h1:2379,h2:2379"),
+        ("etcds://u:hidden@h1/jobs", "etcds://u:hidden@h1/jobs", "etcds://***@h1/jobs"),
+    ],
+)
+def test_an_engine_has_hosts_or_a_url(endpoint: str, store: str, shown: str) -> None:
+    plan = make(**{**MEETING, "backend": "etcd", "endpoint": endpoint})
+    assert plan.store_url == store
+    assert plan.effective["endpoint"] == shown
+    assert "hidden" not in repr(plan.parameters)
+
+
 def test_counting_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert plans.workers_per_node("3", {}) == 3

@@ -130,6 +130,17 @@ def test_who_was_told_to_rejoin_has_its_time() -> None:
     assert RejoinOver(1, 2) in watch.look(3, "b")
 
 
+def test_who_could_not_write_judges_nobody() -> None:
+    """All read for longer than the lease, and none can write: nobody is to blame."""
+    watch = Watch("a", "b", "c")
+    watch.look()
+    for _ in range(5):
+        watch.look(3)
+        watch.observer.interrupted()
+    assert not any(isinstance(event, Lost) for event in watch.look(3))
+    assert any(isinstance(event, Lost) for _ in range(3) for event in watch.look(3))
+
+
 def test_no_member_judges_nobody() -> None:
     watch = Watch("a", "b", "c")
     for who in (None, "stranger"):

@@ -1,11 +1,7 @@
-"""Binding exactly what was asked, housekeeping, and `rallypoint serve` as a process."""
+"""Binding exactly what was asked, and housekeeping."""
 
 import errno
-import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,52 +111,3 @@ def test_clients_are_told_that_the_server_shuts_down() -> None:
         assert server.call(lambda s: len(s.connections), LIMIT) == 1
         server.stop()
         assert b"shutting down" in client.recv(1000)
-
-
-# -- `rallypoint serve` --------------------------------------------------------------------
-
-
-def rallypoint_serve(*options: str, **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "rallypoint", "serve", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | environment,
-    )
-
-
-def ended(*options: str) -> tuple[int, str]:
-    with rallypoint_serve(*options) as process:
-        _out, err = process.communicate(timeout=30)
-        return process.returncode, err
-
-
-@pytest.mark.integration
-def test_serve_says_what_is_wrong_in_one_line(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)):
-        for options, words in (
-            ([f"--bind=127.0.0.1:{port}"], f"127.0.0.1:{port}: Address already in use"),
-            (["--bind=nope.invalid:1"], "nope.invalid:1"),
-            (["--bind=0.0.0.0:0"], "without a token"),
-            (["--bind=127.0.0.1:0", "--token-file=/nowhere"], "/nowhere"),
-        ):
-            code, text = ended(*options)
-            assert code == 1
-            assert words in text
-            assert text.count("\n") == 1, text
-
-
-@pytest.mark.integration
-def test_serve_ends_quietly_and_refuses_a_wrong_token() -> None:
-    with rallypoint_serve("--bind=127.0.0.1:0", RALLYPOINT_TOKEN="right") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        port = int(line.rpartition(":")[2])
-        with pytest.raises(StoreConnectionError, match=r"does not know this client's token"):
-            TCPStore("127.0.0.1", port, token="wrong")
-        with TCPStore("127.0.0.1", port, token="right") as store:
-            store.set("key", b"x")
-        process.send_signal(signal.SIGTERM)
-        _out, err = process.communicate(timeout=30)
-        assert (process.returncode, err) == (0, "")

@@ -36,7 +36,7 @@ def a_leader_that_wakes_up_is_fenced(engine: Engine) -> None:
     while next_term is None:
         second.wait(second.present(limit()), limit())
         next_term = second.try_to_lead(TWO, limit())
-        assert time.monotonic() - began < LEASE_SECONDS + 1.5
+        assert time.monotonic() - began < 3 * LEASE_SECONDS + 1
     assert time.monotonic() - began > LEASE_SECONDS * 0.5
     assert next_term.epoch > term.epoch
     assert not first.is_safe()

@@ -158,12 +158,7 @@ def guarded() -> Iterator[EtcdServers]:
     servers = EtcdServers(1)
     try:
         servers.start()
-        for command in (
-            "user add root:s3cret", "user grant-role root root", "role add jobs",
-            "role grant-permission jobs --prefix=true readwrite jobs/",
-            "user add worker:w0rker", "user grant-role worker jobs", "auth enable",
-        ):  # fmt: skip
-            servers.control(*command.split())
+        servers.guard()
         yield servers
     finally:
         servers.stop()
@@ -308,9 +303,21 @@ def test_a_waiter_at_a_member_that_is_cut_off(cluster: EtcdServers, prefix: str)
     assert waiting.result(30) == b"x"
 
 
-def fill(store: EtcdStore, size: int) -> None:
-    for number in range(20):
-        store.set(f"big{number}", b"x" * size)
+def test_a_member_behind_a_divided_network_is_passed_over(
+    proxy: Proxy, etcd_server: EtcdServers, prefix: str
+) -> None:
+    """Nothing comes back from the first address, not even a refusal; the second one answers."""
+    hosts = f"127.0.0.1:{proxy.port},127.0.0.1:{etcd_server.ports[0]}"
+    store = EtcdStore(f"etcd://{hosts}/{prefix}?timeout=0.5")
+    waiting = in_thread(store.get, "late", 30)
+    assert store.add("n", 1) == 1
+    time.sleep(0.2)
+    proxy.silent = True
+    began = time.monotonic()
+    assert store.add("n", 1) == 2
+    assert time.monotonic() - began < 4
+    store.set("late", b"x")
+    assert waiting.result(10) == b"x"
 
 
 def test_full(prefix: str) -> None:
@@ -320,17 +327,12 @@ def test_full(prefix: str) -> None:
         servers.start()
         store = EtcdStore(servers.url(prefix))
         store.set("kept", b"x")
-        with pytest.raises(StoreLimitError, match=r"full \(alarm NOSPACE\).*disarm"):
-            fill(store, 1 << 19)
+        servers.fill()
+        for value in (b"y", b"x" * (2 << 20)):
+            with pytest.raises(StoreLimitError, match=r"full \(alarm NOSPACE\).*disarm"):
+                store.set("kept", value)
         assert store.get("kept") == b"x"
-        with pytest.raises(StoreLimitError, match="NOSPACE"):
-            store.set("kept", b"y")
-        assert store.get("kept") == b"x"
-        servers.control("del", "--prefix", f"{prefix}/data/k/big")
-        revision = store.engine._read(["k/kept"], Deadline(5))[1]  # type: ignore[attr-defined]
-        servers.control("compaction", str(revision))
-        servers.control("defrag")
-        servers.control("alarm", "disarm")
+        servers.make_room()
         store.set("kept", b"y")
         assert store.get("kept") == b"y"
     finally:

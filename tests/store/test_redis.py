@@ -114,7 +114,7 @@ def test_a_waiter_whose_connection_breaks(
     time.sleep(0.2)
     proxy.cut()
     RedisStore(redis_server.url(prefix)).set("late", b"x")
-    assert waiting.result(2) == b"x"
+    assert waiting.result(4) == b"x"
 
 
 def test_versions_grow_over_a_lost_counter(own_server: RedisServer, prefix: str) -> None:

@@ -59,6 +59,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         base_env: environment that the workers inherit.
         stop_grace_seconds: between SIGTERM and SIGKILL.
         admit_seconds: wait after a newcomer, so that several give one new round.
+        examine: looks for what keeps the nodes apart, when a join takes long (see WaitingLines).
     """
 
     argv: tuple[str, ...]
@@ -68,6 +69,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     base_env: Mapping[str, str]
     stop_grace_seconds: float = 30.0
     admit_seconds: float = 0.1
+    examine: Callable[[], str] | None = None
 
 
 def events_of(view: View, before: View) -> list[events.Event]:
@@ -190,7 +192,9 @@ class Agent:
         if why:
             say(f"joining the next round: {why}")
         self._fenced_at_join = self._handler.view().fenced
-        self._waiting = WaitingLines(self._handler.waiting_reason)
+        self._waiting = WaitingLines(
+            self._handler.waiting_reason, examine=self._config.examine
+        )
         self._waiting.start()
         body = threading.Thread(
             target=self._ask_for_round, args=[why], name="rallypoint-join", daemon=True

@@ -12,6 +12,7 @@ from rallypoint.rendezvous.core.events import Assignment
 
 OMP_THREADS = "OMP_NUM_THREADS"
 TOKEN = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_FILE = "RALLYPOINT_TOKEN_FILE"  # noqa: S105 - the same
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -24,8 +25,9 @@ class WorkerContext(msgspec.Struct, frozen=True):
         max_restarts: the run's failure budget.
         store_url: where `rallypoint.worker` finds the store: `tcp://HOST:PORT`,
             `file:///PATH`, or "" when there is none.
-        token: the shared token, "" when there is none.
-        error_file: directory for TORCHELASTIC_ERROR_FILE, "" for none.
+        token: one that reaches this run's store and nothing else, "" when there is none.
+        environment: more variables, such as those of TLS.
+        error_dir: directory for TORCHELASTIC_ERROR_FILE, "" for none.
     """
 
     run_id: str
@@ -35,6 +37,10 @@ class WorkerContext(msgspec.Struct, frozen=True):
     store_url: str = ""
     token: str = ""
     error_dir: str = ""
+    environment: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"WorkerContext(run_id={self.run_id!r}, role={self.role!r})"  # never the token
 
 
 def sets_omp_threads(base: Mapping[str, str], local_world_size: int) -> bool:
@@ -89,5 +95,8 @@ def worker_environment(
         own["TORCHELASTIC_ERROR_FILE"] = f"{context.error_dir}/{name}"
     if sets_omp_threads(base, context.local_world_size):
         own[OMP_THREADS] = 1
+    # The nodes' own token would let a worker do what only an agent may.
+    inherited = {name: value for name, value in base.items() if name not in (TOKEN, TOKEN_FILE)}
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # torchrun's default: errors end workers
-    return {**defaults, **base, **{name: str(value) for name, value in own.items()}}
+    made = {name: str(value) for name, value in own.items()}
+    return {**defaults, **inherited, **context.environment, **made}

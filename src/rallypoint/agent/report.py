@@ -14,6 +14,7 @@ from rallypoint.agent.policy import EXIT_DONE, EXIT_SIGNAL_BASE
 from rallypoint.rendezvous.core.state import Failure
 
 WAIT_INTERVALS_SECONDS = (2.0, 5.0, 10.0, 30.0)
+EXAMINE_SECONDS = 10.0
 LATER_FAILURES_SHOWN = 8
 
 
@@ -77,16 +78,27 @@ class WaitingLines:
     Args:
         ask: returns the coordinator's reason; may raise, and is then asked again later.
         tell: prints one line.
+        examine: looks once, after `EXAMINE_SECONDS`, for what keeps the nodes apart; returns
+            what it found, "" for nothing.
     """
 
-    def __init__(self, ask: Callable[[], str], tell: Callable[[str], None] = say) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], str],
+        tell: Callable[[str], None] = say,
+        examine: Callable[[], str] | None = None,
+    ) -> None:
         self._ask = ask
         self._tell = tell
+        self._examine = examine
         self._over = threading.Event()
 
     def start(self) -> None:
         """Begin; the first line comes after `WAIT_INTERVALS_SECONDS[0]`."""
         threading.Thread(target=self._run, name="rallypoint-waiting", daemon=True).start()
+        if self._examine is not None:
+            body, name = self._look_once, "rallypoint-doctor"
+            threading.Thread(target=body, args=[self._examine], name=name, daemon=True).start()
 
     def stop(self) -> None:
         """End; no line is begun after this."""
@@ -102,3 +114,13 @@ class WaitingLines:
                 line = f"cannot ask what is being waited for: {error}"
             if line and not self._over.is_set():
                 self._tell(line)
+
+    def _look_once(self, examine: Callable[[], str]) -> None:
+        if self._over.wait(EXAMINE_SECONDS):
+            return
+        try:
+            line = examine()
+        except Exception as error:  # shown: it was only a look
+            line = f"the doctor failed: {error!r}"
+        if line and not self._over.is_set():
+            self._tell(line)

@@ -9,6 +9,7 @@ COMMANDS = {
     "serve": "Serve rendezvous and a key/value store to any number of runs.",
     "status": "Show what a run waits for, who is in it, and what it has been through.",
     "doctor": "Find out, step by step, why nodes do not meet.",
+    "simulate": "Tell what settings will cost a job: rounds, time lost, false losses.",
     "demo": "Show it all on this machine: four nodes, one killed, one added.",
 }
 

@@ -39,13 +39,30 @@ def _option(*names: str, pet: bool = False, **kwargs: Any) -> Callable[[Decorate
 
 def timing_rows() -> list[defaults.Default]:
     """Return the rows of the defaults table that are options of the rendezvous."""
-    return [row for row in defaults.DEFAULTS if row.flag and row.name not in _OURS_ALONE]
+    not_ours = (*_OURS_ALONE, *defaults.SERVER_LIMITS)
+    return [row for row in defaults.DEFAULTS if row.flag and row.name not in not_ours]
 
 
 def _timing(row: defaults.Default) -> Callable[[Decorated], Decorated]:
     flags = TIMING_FLAGS.get(row.name, (row.flag,))
     text = f"{row.meaning} [default: {row.default:g} s]"
     return click.option(*flags, row.name, type=float, metavar="SECONDS", envvar=row.env, help=text)
+
+
+_TLS: tuple[Callable[[Decorated], Decorated], ...] = (
+    _option("--tls-ca", default="", metavar="FILE",
+            help="Authorities to trust; with it, clients speak TLS."),
+    _option("--tls-cert", default="", metavar="FILE",
+            help="Own certificate; with it, a server speaks TLS, and clients can show it."),
+    _option("--tls-key", default="", metavar="FILE", help="Private key of --tls-cert."),
+    _option("--tls-verify-client", is_flag=True,
+            help="As a server, let in only clients with a certificate of --tls-ca."),
+)  # fmt: skip
+
+
+def tls_options(function: Decorated) -> Decorated:
+    """Give a command the options of TLS."""
+    return functools.reduce(lambda f, option: option(f), reversed(_TLS), function)
 
 
 _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
@@ -104,6 +121,7 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         help="File with the token that the nodes share (else: RALLYPOINT_TOKEN).",
     ),
     _option("--insecure", is_flag=True, help="Serve other machines without a token."),
+    *_TLS,
     _option("--slot", help="Place that this node fills (pod, task); a newcomer replaces it."),
     _option(
         "--environment",

@@ -21,7 +21,7 @@ from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.store.engine_url import redacted
+from rallypoint.store.engine_url import HIDDEN, redacted
 from rallypoint.store.engines import engine_url, is_engine
 
 DEFAULT_MAX_RESTARTS = 3
@@ -61,6 +61,9 @@ class Plan(msgspec.Struct, frozen=True):
     stop_grace: float
     effective: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"Plan({self.parameters!r}, argv={self.argv!r})"  # never the token
+
 
 def make_plan(
     options: Mapping[str, Any],
@@ -80,7 +83,7 @@ def make_plan(
         raise ParameterError(f"--max-restarts {restarts}: give 0 or more")
     if options["monitor_interval"] < 0:
         raise ParameterError(f"--monitor-interval {options['monitor_interval']}: give 0 or more")
-    token = _token(options["token_file"], env)
+    token = parse_conf(options["rdzv_conf"]).get("token") or _token(options["token_file"], env)
     backend = options["backend"]
     params = RendezvousParameters(
         backend=backend,
@@ -97,6 +100,7 @@ def make_plan(
     effective = {name: _text(value) for name, value in options.items() if name != "explain"}
     effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
     effective |= {"max_restarts": str(restarts), **_durations(settings)}
+    effective["rdzv_conf"] = _without_token(effective["rdzv_conf"])
     return Plan(
         parameters=params,
         settings=settings,
@@ -238,10 +242,15 @@ def _config(options: Mapping[str, Any], token: str, restarts: int) -> dict[str, 
     for name in ("slot", "target_nodes", "role"):
         if options[name] is not None:
             config[name] = options[name]
-    for name in ("insecure", "new_incarnation"):
-        if options[name]:
+    for name in ("tls_ca", "tls_cert", "tls_key"):
+        if options.get(name):
+            config[name] = options[name]
+    for name in ("insecure", "new_incarnation", "tls_verify_client"):
+        if options.get(name):
             config[name] = True
-    if token:
+    if options["token_file"] is not None:
+        config["token_file"] = str(options["token_file"])  # read again when it changes
+    elif token:
         config["token"] = token
     return {**config, "max_restarts": restarts}
 
@@ -255,6 +264,13 @@ def parse_conf(text: str) -> dict[str, Any]:
             raise ParameterError(f"--rdzv-conf {text}: {part!r} is no KEY=VALUE")
         pairs[key.strip()] = value.strip()
     return pairs
+
+
+def _without_token(conf: str) -> str:
+    """Return the text of `--rdzv-conf` as it may be shown."""
+    parts = conf.split(",")
+    hidden = [f"token={HIDDEN}" if part.strip().startswith("token=") else part for part in parts]
+    return ",".join(hidden)
 
 
 def _token(path: Path | None, env: Mapping[str, str]) -> str:

@@ -21,12 +21,14 @@ from rallypoint.cli.plan import Plan, make_plan, parse_conf
 from rallypoint.cli.surroundings import fill
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 
 HOSTED_BACKEND = "core"
 HOST_AGAIN_SECONDS = 1.0
+DOCTOR_STEP_SECONDS = 2.0
 
 
 @click.command("run", context_settings=SETTINGS)
@@ -59,6 +61,8 @@ def start(plan: Plan) -> int:
     from rallypoint.agent.handlers import agent_handler
     from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
     from rallypoint.rendezvous.registry import get_rendezvous_handler
+    from rallypoint.store.keyring import worker_token
+    from rallypoint.store.tls import read_tls
 
     params = plan.parameters
     is_host = params.get_as_bool("is_host")
@@ -76,22 +80,30 @@ def start(plan: Plan) -> int:
             role=plan.role,
             max_restarts=plan.max_restarts,
             store_url=plan.store_url,
-            token=plan.token,
+            token=worker_token(plan.token.encode(), params.run_id),
+            environment=read_tls(params.config).environment(),
         ),
         output=plan.output,
         node=f"{socket.gethostname()} pid {os.getpid()}",
         base_env=dict(os.environ),
         stop_grace_seconds=plan.stop_grace,
         admit_seconds=plan.monitor_interval,
+        examine=_doctor(plan) if params.backend == HOSTED_BACKEND else None,
     )
     return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
 
 
 def _host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> None:
     from rallypoint.server.spawn import host_if_ours
+    from rallypoint.store.tls import read_tls
+    from rallypoint.store.token import read_token
+
+    params = plan.parameters
+    tls = read_tls(params.config)
+    token = read_token(params.get("token"), params.get("token_file"))
 
     def attempt() -> None:
-        host_if_ours(plan.parameters.endpoint, plan.token.encode(), plan.insecure, is_host)
+        host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
 
     try:
         attempt()
@@ -120,6 +132,21 @@ def _host_later(attempt: Callable[[], None], handler: "DynamicRendezvousHandler"
         return  # the join, which cannot connect either, says what is wrong
     finally:
         unwatch()
+
+
+def _doctor(plan: Plan) -> Callable[[], str]:
+    def look() -> str:
+        from rallypoint.doctor.examination import Question, in_short
+        from rallypoint.store.tls import read_tls
+
+        params = plan.parameters
+        host, port = parse_rendezvous_endpoint(params.endpoint)
+        tls = read_tls(params.config)
+        token, least = plan.token.encode(), params.min_nodes
+        question = Question(host, port, params.run_id, token, least, tls)
+        return in_short(question, DOCTOR_STEP_SECONDS)
+
+    return look
 
 
 def _fail(text: str, code: int) -> NoReturn:

@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
 
+from rallypoint.cli.options import tls_options
 from rallypoint.errors import RallypointError
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.server.options import Options
+from rallypoint.server.options import Options, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
 
 
@@ -30,6 +34,14 @@ from rallypoint.store.token import read_token
 )
 @click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
 @click.option("--insecure", is_flag=True, help="Allow other addresses than loopback, no token.")
+@tls_options
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=N",
+    help="Set a limit, such as keys_limit=10000 (docs/defaults.md lists them).",
+)
 @click.option(
     "--http",
     metavar="ADDRESS:PORT",
@@ -52,12 +64,14 @@ def command(
     where: str,
     token_file: str | None,
     insecure: bool,
+    limits: tuple[str, ...],
     http: str | None,
     http_names: tuple[str, ...],
     until_empty: bool,
     fds: tuple[int, ...],
     log_file: Path | None,
     verbose: bool,
+    **tls: Any,
 ) -> None:
     """Serve rendezvous and a key/value store to any number of runs.
 
@@ -65,16 +79,21 @@ def command(
     Example, for a cluster:
         export RALLYPOINT_TOKEN=$(openssl rand -hex 16)
         rallypoint serve --bind 10.0.0.1:29400 --http 127.0.0.1:29480
+    With TLS, by an authority of one's own (see `rallypoint certs`):
+        rallypoint serve --bind 10.0.0.1:29400 --tls-cert head.pem --tls-key head.key
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("rallypoint.audit").setLevel(logging.INFO)
     if http and find_spec("starlette") is None:
         click.echo(
             "rallypoint serve: --http needs the extra: pip install 'rallypoint[web]'", err=True
         )
         sys.exit(1)
     try:
-        options = Options(read_token(None, token_file), insecure, until_empty=until_empty)
+        token = read_token(None, token_file)
+        options = Options(token, insecure, read_tls(tls), until_empty=until_empty)
+        options = with_limits(options, limits, os.environ)
         sockets = _sockets(where, fds, options)
         web = _sockets(http, (), options) if http else []
     except (RallypointError, OSError) as error:
@@ -85,7 +104,11 @@ def command(
         click.echo(f"serving on {', '.join(endpoint_of(sock) for sock in sockets)}")
     if web:
         click.echo(f"page on {', '.join(f'http://{endpoint_of(sock)}/' for sock in web)}")
-    uvloop.run(_serve(options, sockets, web, http_names))
+    try:
+        uvloop.run(_serve(options, sockets, web, http_names))
+    except Exception as error:  # a fault of ours: the server has logged where
+        click.echo(f"rallypoint serve: the server has failed: {error!r}", err=True)
+        sys.exit(1)
     if log_file is not None and log_file.stat().st_size == 0:
         log_file.unlink()
 
@@ -118,7 +141,7 @@ async def _serve(
         return
     from rallypoint.web.listener import Listener
 
-    page = Listener(server, web, options.token, names)
+    page = Listener(server, web, names)
     page.start()
     try:
         await server.serve()

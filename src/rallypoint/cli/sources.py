@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import ParameterError
+from rallypoint.errors import ParameterError, RendezvousConnectionError
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.chronicle import Chronicle, report_of
@@ -17,10 +17,11 @@ from rallypoint.rendezvous.core.advance import timers
 from rallypoint.rendezvous.core.state import PLACES, NodeId, State
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.hosted import HostedCoordinator
-from rallypoint.rendezvous.status import SCHEMA, RunStatus, ServerStatus, Status, run_status
+from rallypoint.rendezvous.status import SCHEMA, ServerStatus, Status, run_status
 from rallypoint.store.engine_url import redacted
 from rallypoint.store.engines import engine_url, is_engine, open_engine
 from rallypoint.store.link import Target
+from rallypoint.store.tls import read_tls
 
 SERVER_BACKENDS = ("core", "c10d")
 RUNS_IN_FULL = 20  # without a run id, of a server with many
@@ -54,7 +55,13 @@ class ServerSource(Source):
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
         """See the base."""
         link = self._link(run_id or "")
-        server = link.server_status(deadline)
+        try:
+            server = link.server_status(deadline)
+        except RendezvousConnectionError as error:
+            text = (
+                str(error).removeprefix("run '': ").removesuffix(f" (join={deadline.timeout:g} s)")
+            )
+            raise RendezvousConnectionError(text) from error
         names = [run_id] if run_id else self._shown(server)
         runs = [run_status(self._link(name).report(deadline)) for name in names]
         for name in set(self._links) - {"", *names}:
@@ -68,7 +75,7 @@ class ServerSource(Source):
     def _link(self, run_id: str) -> HostedCoordinator:
         link = self._links.get(run_id)
         if link is None:
-            target = Target(self._host, self._port, run_id, self._token)
+            target = Target(self._host, self._port, run_id, self._token, tls=read_tls())
             link = HostedCoordinator(target, defaults.value("lease"))
             self._links[run_id] = link
         return link

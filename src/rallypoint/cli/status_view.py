@@ -60,10 +60,15 @@ def _server(server: ServerStatus) -> Text:
     lag = f"{server.lag_seconds * 1000:.0f} ms"
     text.append(
         f"  rallypoint {server.version}, up {duration(server.uptime_seconds)}, "
-        f"{server.connections} connections, {server.run_count} runs, loop late by {lag}",
+        f"{_many(server.connections, 'connection')}, {_many(server.run_count, 'run')}, "
+        f"loop late by {lag}",
         style="dim",
     )
     return text
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _run(run: RunStatus) -> list[RenderableType]:
@@ -75,13 +80,17 @@ def _run(run: RunStatus) -> list[RenderableType]:
         head.append(f", incarnation {run.incarnation}")
     if run.since_seconds is not None:
         head.append(f", for {duration(run.since_seconds)}")
-    parts: list[RenderableType] = [head, Padding(Text(run.reason), (0, 0, 0, 2))]
-    parts += [Padding(line, (0, 0, 0, 2)) for line in _lines(run)]
+    parts: list[RenderableType] = [head, _in(Text(run.reason))]
+    parts += [_in(line) for line in _lines(run)]
     if run.members:
-        parts.append(Padding(_members(run), (1, 0, 0, 2)))
+        parts.append(_in(_members(run)))
     if run.rounds:
-        parts.append(Padding(_rounds(run.rounds), (1, 0, 0, 2)))
+        parts.append(_in(_rounds(run.rounds)))
     return parts
+
+
+def _in(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2), expand=False)
 
 
 def _lines(run: RunStatus) -> list[Text]:
@@ -116,8 +125,7 @@ def _line(name: str, value: str, style: str = "") -> Text:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    return table
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
 
 
 def _members(run: RunStatus) -> Table:

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 
 from rallypoint.store import protocol
 
+MIB = 1024 * 1024
+SERVER_LIMITS = (
+    "frame_limit", "handshake_frame_limit", "handshake_seconds", "connections_limit",
+    "address_limit", "handshakes_limit", "joins_per_second", "joins_at_once", "buffer_limit",
+    "event_limit", "runs_limit", "store_limit", "keys_limit", "key_limit", "waiters_limit",
+    "results_limit", "run_name_limit", "text_limit",
+)  # fmt: skip
+"""Set by `rallypoint serve --limit NAME=N`, or RALLYPOINT_NAME in its environment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Default:
@@ -42,8 +51,11 @@ def _setting(
     return Default(name, default, "s", flag, env, name, meaning, aliases)
 
 
-def _limit(name: str, value: int, unit: str, meaning: str) -> Default:
-    return Default(name, value, unit, "", "", "", meaning)
+def _limit(name: str, value: float, unit: str, meaning: str) -> Default:
+    if name not in SERVER_LIMITS:
+        return Default(name, value, unit, "", "", "", meaning)
+    flag, env = f"--limit {name}=N", f"RALLYPOINT_{name.upper()}"
+    return Default(name, value, unit, flag, env, "", meaning)
 
 
 DEFAULTS: tuple[Default, ...] = (
@@ -121,14 +133,84 @@ DEFAULTS: tuple[Default, ...] = (
         "",
         "Port of the server where the endpoint names none.",
     ),
-    _limit("frame_limit", protocol.FRAME_LIMIT, "bytes", "Largest message after the handshake."),
+    _limit(
+        "frame_limit",
+        protocol.FRAME_LIMIT,
+        "bytes",
+        "Largest message after the handshake; a larger one closes the connection, unread.",
+    ),
     _limit(
         "handshake_frame_limit",
         protocol.HANDSHAKE_FRAME_LIMIT,
         "bytes",
-        "Largest message before a client has proved who it is.",
+        "The same before a client has proved who it is.",
     ),
-    _limit("key_limit", protocol.KEY_LIMIT, "bytes", "Longest key of the store."),
+    _limit(
+        "handshake_seconds",
+        10.0,
+        "s",
+        "Time in which a client must have proved itself; the connection is closed.",
+    ),
+    _limit(
+        "connections_limit",
+        100_000,
+        "",
+        "Connections of a server; a new one is told that the server is busy.",
+    ),
+    _limit(
+        "address_limit",
+        50_000,
+        "",
+        "Connections from one address; a new one is told that the server is busy.",
+    ),
+    _limit(
+        "handshakes_limit",
+        16_384,
+        "",
+        "Connections that have proved nothing yet; the oldest of them is closed.",
+    ),
+    _limit(
+        "joins_per_second",
+        20.0,
+        "",
+        "Joins of one connection, on average; above it the connection is closed.",
+    ),
+    _limit("joins_at_once", 200, "", "Joins of one connection in a burst."),
+    _limit(
+        "buffer_limit",
+        256 * MIB,
+        "bytes",
+        "What a client may leave unread; above it the client is cut off.",
+    ),
+    _limit(
+        "event_limit",
+        256 * 1024,
+        "bytes",
+        "Largest rendezvous message; a larger one closes the connection.",
+    ),
+    _limit(
+        "runs_limit",
+        100_000,
+        "",
+        "Runs that a server keeps; a client of a new one is refused.",
+    ),
+    _limit("store_limit", 1024 * MIB, "bytes", "Keys and values of a run; a write fails."),
+    _limit("keys_limit", 1_000_000, "", "Keys of a run; a write of a new one fails."),
+    _limit("key_limit", protocol.KEY_LIMIT, "bytes", "Longest key of the store; the call fails."),
+    _limit("waiters_limit", 200_000, "", "Calls of a run that wait; another one fails."),
+    _limit(
+        "results_limit",
+        64 * MIB,
+        "bytes",
+        "Answers kept of one client until it says it has them; its next call fails.",
+    ),
+    _limit(
+        "run_name_limit",
+        protocol.RUN_LIMIT,
+        "",
+        "Characters of a run id; the client is refused.",
+    ),
+    _limit("text_limit", 1024, "", "Characters of a node's names; its join closes the connection."),
     _limit("protocol_version", protocol.PROTOCOL_VERSION, "", "Version of the wire format."),
 )
 

@@ -45,6 +45,7 @@ from rallypoint.store.hosting import HostedServer, start_server
 from rallypoint.store.lazy import LazyStore
 from rallypoint.store.link import Target
 from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import NO_TLS, TLS, read_tls
 from rallypoint.store.token import read_token
 
 logger = logging.getLogger("rallypoint")
@@ -247,7 +248,7 @@ class HostedCoordinator(Coordinator):
 
     def _open_store(self) -> TCPStore:
         t = self.target
-        return TCPStore(t.host, t.port, run=t.run, token=t.token)
+        return TCPStore(t.host, t.port, run=t.run, token=t.token, tls=t.tls)
 
     def shutdown(self, deadline: Deadline) -> bool:
         """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
@@ -278,7 +279,12 @@ def now_text() -> str:
 
 
 def host_if_ours(
-    host: str, port: int, token: bytes, insecure: bool, is_host: bool | None
+    host: str,
+    port: int,
+    token: bytes,
+    insecure: bool,
+    is_host: bool | None,
+    tls: TLS = NO_TLS,
 ) -> HostedServer | None:
     """Start a server in this process if the endpoint is an address of this machine.
 
@@ -289,11 +295,12 @@ def host_if_ours(
         insecure: allow listening off loopback without one.
         is_host: True: must host (RendezvousConnectionError if it cannot); False: never;
             None: if the address can be bound and nobody has done so yet.
+        tls: the server's files.
     """
     if is_host is False:
         return None
     try:
-        return start_server(host, port, token, insecure)
+        return start_server(host, port, token, insecure, tls)
     except OSError as error:
         if is_host:
             raise RendezvousConnectionError(
@@ -313,15 +320,17 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """Make the handler of backend "core" (see `RendezvousParameters`).
 
     Config: `token` or `token_file` (else RALLYPOINT_TOKEN), `is_host` (true, false; found out
-    when not given), `insecure`, and the settings of `RendezvousSettings`.
+    when not given), `insecure`, `tls_ca`, `tls_cert`, `tls_key`, `tls_verify_client`, `tls` (else
+    RALLYPOINT_TLS_CA and so on), and the settings of `RendezvousSettings`.
     """
     settings = RendezvousSettings.from_params(params)
     host, port = parse_rendezvous_endpoint(params.endpoint)
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
-    server = host_if_ours(host, port, token, insecure, params.get_as_bool("is_host"))
+    tls = read_tls(params.config)
+    server = host_if_ours(host, port, token, insecure, params.get_as_bool("is_host"), tls)
     if server is not None:
         port = server.port
-    target = Target(host, port, params.run_id, token)
+    target = Target(host, port, params.run_id, token, tls=tls)
     coordinator = HostedCoordinator(target, settings.lease.total_seconds(), server)
     return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")

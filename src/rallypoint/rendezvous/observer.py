@@ -6,7 +6,8 @@ what has stood for too long becomes an event, which carries what was seen, so th
 void if the state has moved on (rules L1, E1).
 
 An observer that did not look for a while (it was stopped, or the backend was away) cannot
-tell its own absence from the others' silence: everything it was timing begins anew.
+tell its own absence from the others' silence: everything it was timing begins anew. Neither
+can one that reads but cannot write (the backend is full, or takes no writes for a while).
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,11 @@ class Observer:
     def beaten(self) -> None:
         """Note that a sign of life of this node was stored just now."""
         self._beaten = self._clock()
+
+    def interrupted(self) -> None:
+        """Note that reading or writing failed: the others may have met with the same."""
+        self._signs.clear()
+        self._timers.clear()
 
     def look(self, state: State, me: NodeId | None) -> list[Event]:
         """Return the events that are due in a state, this node's own heartbeat included.

@@ -62,7 +62,7 @@ class Session:
         self.view = View(connected=False)
         self.refused: Refused | None = None
         self.join: Join | None = None
-        self.answers: dict[int, wire.Answer | None] = {}
+        self.answers: dict[int, wire.Answer | wire.Denied | None] = {}
         self.local_address = ""
         self._lease = lease_seconds
         self._clock = clock
@@ -166,7 +166,10 @@ class Session:
             )
             self._asked.pop(number, None)
             if number in self.answers:
-                return self.answers.pop(number)
+                answer = self.answers.pop(number)
+                if isinstance(answer, wire.Denied):
+                    raise RendezvousStateError(f"{self.target.where}: {answer.why}")
+                return answer
         self.raise_failure()
         if done:
             raise RendezvousConnectionError(
@@ -302,10 +305,14 @@ class Session:
                     self.refused = message
                     self.changed.notify_all()
             self.update(lambda view: wire.told(view, message))
-        elif isinstance(body, (wire.Done, wire.Answer)):
+        elif isinstance(body, wire.Denied) and body.id == 0:
+            with self.changed:
+                self.refused = Refused(Refusal.TOKEN, body.why)
+                self.changed.notify_all()
+        elif isinstance(body, (wire.Done, wire.Answer, wire.Denied)):
             with self.changed:
                 if self._asked.pop(body.id, None) is not None:  # else nobody waits any more
-                    self.answers[body.id] = body if isinstance(body, wire.Answer) else None
+                    self.answers[body.id] = None if isinstance(body, wire.Done) else body
                     self.changed.notify_all()
         elif isinstance(body, p.Goodbye):
             raise goodbye_error(self.target.where, body)

@@ -180,7 +180,11 @@ class SharedHost:
 
         limit = Deadline(self._lease_seconds)
         with self._turn(limit):
-            step = self._exchange.run(decide, limit)
+            try:
+                step = self._exchange.run(decide, limit)
+            except RendezvousError:
+                self._observer.interrupted()
+                raise
             self._observer.settle(due)
             self._observe(step.state)
             pause = self._observer.pause()

@@ -247,9 +247,8 @@ def absent(report: Report) -> tuple[str, ...]:
         known += [f"the node that asks for rank {rank}" for rank in ranks[: max(0, least)]]
     elif least > 0:
         known.append(f"{_count(least)} nobody has heard of (min_nodes={settings.min_nodes})")
-    elif wanted > 0:
-        text = f"up to {_count(wanted)} more, not needed (wanted: {goal_of(settings)})"
-        known.append(text)
+    elif settings.target_nodes and wanted > 0:
+        known.append(f"{_count(wanted)} nobody has heard of (target_nodes={goal_of(settings)})")
     return tuple(known)
 
 

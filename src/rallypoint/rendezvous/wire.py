@@ -6,6 +6,8 @@ After the handshake a node's session sends `Ask` (join, leave, finish, fail, clo
 join has no id: its one answer is the pushed seat, or a refusal.
 """
 
+from typing import Any
+
 import msgspec
 
 from rallypoint.rendezvous.coordinator import Report, View
@@ -84,6 +86,13 @@ class Done(_Body, frozen=True, tag=131):
     id: int
 
 
+class Denied(_Body, frozen=True, tag=133):
+    """This client's token does not allow Ask `id` (0: its join or resume)."""
+
+    id: int
+    why: str
+
+
 class Answer(_Body, frozen=True, tag=132):
     """The answer to Inquire `id`."""
 
@@ -119,7 +128,7 @@ def told(view: View, message: Told) -> View:
 TEXT_LIMIT = 1024  # characters of one text that a node says of itself
 
 
-def problem(event: NodeEvent) -> str:
+def problem(event: NodeEvent, limit: int = TEXT_LIMIT) -> str:
     """Return why an event cannot come from a client of ours, "" if it can.
 
     Types are checked in decoding; these are the values that the core takes for granted.
@@ -143,11 +152,37 @@ def problem(event: NodeEvent) -> str:
         if not 0 <= value < float("inf"):  # NaN is neither
             return f"a join with {name}_seconds={value}"
     texts = (node.id, node.address, node.slot or "", node.topology or "", node.role, node.host)
-    if not node.id or max(map(len, texts)) > TEXT_LIMIT:
-        return f"a join without an id, or with a text of more than {TEXT_LIMIT} characters"
+    if not node.id or max(map(len, texts)) > limit:
+        return f"a join without an id, or with a text of more than {limit} characters"
+    if not all(map(str.isprintable, texts)):
+        return "a join with control characters in a name"
     return ""
+
+
+def cleaned(event: NodeEvent) -> NodeEvent:
+    """Return the event with control characters made visible: terminals and logs will show it."""
+    changes: dict[str, Any] = {}
+    for name in ("why", "by", "at"):
+        text = getattr(event, name, "")
+        if not text.isprintable():
+            changes[name] = _visible(text)
+    if isinstance(event, Fail):
+        f = event.failure
+        texts = {n: _visible(getattr(f, n)) for n in ("node", "signal", "at", "message")}
+        changes["failure"] = msgspec.structs.replace(f, **texts)
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def _visible(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 ClientBody = p.Call | p.Bye | Ask | Beat | Resume | Inquire
 HandshakeBody = p.Hello | p.Proof
-ServerBody = p.Reply | p.Failure | p.Challenge | p.Welcome | p.Goodbye | Push | Done | Answer | Beat
+ServerBody = (
+    p.Reply | p.Failure | p.Challenge | p.Welcome | p.Goodbye | Push | Done | Answer | Denied | Beat
+)

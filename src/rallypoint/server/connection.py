@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.events import Close, Join
 from rallypoint.rendezvous.core.state import NodeId
+from rallypoint.rendezvous.status import ServerStatus
+from rallypoint.server import audit
+from rallypoint.server.gate import Allowance
 from rallypoint.store import protocol as p
+from rallypoint.store.keyring import EVERYTHING
 
 if TYPE_CHECKING:
     from rallypoint.server.runs import RunHost
@@ -48,14 +53,18 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: "Server") -> None:
         self.server = server
+        self._early_limit = server.options.handshake_frame_limit
         self.node: NodeId | None = None
         self.number = next(_numbers)
         self.opened_at = self.heard_at = server.loop.time()
-        self.peer = "?"
+        self.peer = self.address = "?"
+        self.binding = b""  # to the certificate that TLS was set up with
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._hello: p.Hello | None = None
-        self._nonce = b""
+        self._nonce = self._secret = b""
+        self._rights = EVERYTHING
+        self._joins: Allowance | None = None
         self._space: Space | None = None
         self._run: RunHost | None = None
         self._bye = False
@@ -68,7 +77,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.send = self._transport.write  # type: ignore[method-assign] # one call less a frame
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if name else "?"
+        if name:
+            self.address, self.peer = str(name[0]), f"{name[0]}:{name[1]}"
         self.server.opened(self)
 
     def send(self, data: bytes) -> None:
@@ -135,7 +145,7 @@ class Connection(asyncio.Protocol):
         start, size = 0, len(view)
         while size - start >= 4:
             length = int.from_bytes(view[start : start + 4], "big")
-            if self._space is None and (start == 0 or length > p.HANDSHAKE_FRAME_LIMIT):
+            if self._space is None and (start == 0 or length > self._early_limit):
                 if not self._plausible(view, start, length):
                     return
             elif length > self.server.options.frame_limit:
@@ -153,7 +163,7 @@ class Connection(asyncio.Protocol):
             self._buffer = bytearray(view[start:])
 
     def _plausible(self, view: bytes | bytearray, start: int, length: int) -> bool:
-        if length <= p.HANDSHAKE_FRAME_LIMIT:
+        if length <= self._early_limit:
             return True
         head = bytes(view[start : start + 4])
         if head in _HTTP_STARTS:
@@ -161,7 +171,7 @@ class Connection(asyncio.Protocol):
         elif head.startswith(_TLS_HELLO):
             self.goodbye(p.GOODBYE_PROTOCOL, "a TLS handshake was sent to a port without TLS")
         else:
-            self._refuse_frame(length, p.HANDSHAKE_FRAME_LIMIT)
+            self._refuse_frame(length, self._early_limit)
         return False
 
     def _refuse_frame(self, length: int, limit: int) -> None:
@@ -194,7 +204,7 @@ class Connection(asyncio.Protocol):
         self.server.requests += 1
         try:
             if self._space is not None:
-                self._body(_bodies.decode(body))
+                self._body(_bodies.decode(body), len(body))
             else:
                 self._shake(_handshake.decode(body))
         except msgspec.DecodeError as error:
@@ -202,19 +212,29 @@ class Connection(asyncio.Protocol):
         return not self._ended
 
     def _shake(self, body: p.Hello | p.Proof) -> None:
-        token = self.server.options.token
         if isinstance(body, p.Hello):
-            self._greet(body, token)
+            self._greet(body)
             return
-        hello = self._hello
+        hello, secret = self._hello, self._secret
         if hello is None:
             self.goodbye(p.GOODBYE_PROTOCOL, "a proof came before the hello")
             return
-        wanted = p.proof(token, b"client", hello, self._nonce) if token else body.proof
+        wanted = self._proof(b"client") if secret else body.proof
         if not hmac.compare_digest(wanted, body.proof):
             shown = "a token that is not this server's" if body.proof else "no token"
             self.goodbye(p.GOODBYE_TOKEN, f"{self.peer} has {shown}; give all nodes the same one")
-            return
+        elif not self._rights.reaches(hello.run):
+            why = f"{self._rights.who} is for run {self._rights.run!r}, not for {hello.run!r}"
+            self.goodbye(p.GOODBYE_TOKEN, why)
+        else:
+            self._enter(hello)
+
+    def _proof(self, role: bytes) -> bytes:
+        if self._hello is None or not self._secret:
+            return b""
+        return p.proof(self._secret, role, self._hello, self._nonce, self.binding)
+
+    def _enter(self, hello: p.Hello) -> None:
         space = self.server.space(hello.run)
         if space is None:
             limit = self.server.options.runs_limit
@@ -240,7 +260,7 @@ class Connection(asyncio.Protocol):
         older.abort()
         return older is former
 
-    def _greet(self, hello: p.Hello, token: bytes) -> None:
+    def _greet(self, hello: p.Hello) -> None:
         well_formed = len(hello.nonce) == p.NONCE_BYTES and len(hello.client) <= _CLIENT_ID_BYTES
         if self._hello is not None or not well_formed:
             why = "a hello that is not the first, or has a bad nonce or client id"
@@ -250,49 +270,97 @@ class Connection(asyncio.Protocol):
             self.goodbye(
                 p.GOODBYE_VERSION,
                 f"this server speaks protocol {p.PROTOCOL_VERSION}, the client "
-                f"({hello.software[:80]}) speaks {hello.version}; use the same version of "
+                f"({hello.software[:80]!r}) speaks {hello.version}; use the same version of "
                 "rallypoint",
             )
             return
-        if problem := p.run_problem(hello.run):
+        if problem := p.run_problem(hello.run, self.server.options.run_name_limit):
             self.goodbye(p.GOODBYE_PROTOCOL, problem)
             return
         self._hello = hello
         self._nonce = secrets.token_bytes(p.NONCE_BYTES)
-        shown = p.proof(token, b"server", hello, self._nonce) if token else b""
+        if self.server.keyring:
+            unknown = (secrets.token_bytes(32), EVERYTHING)  # which nobody can prove
+            found = self.server.keyring.find(hello.key, hello.run, hello.worker)
+            self._secret, self._rights = found or unknown
+        shown = self._proof(b"server")
         self.send(p.frame(p.Challenge(p.PROTOCOL_VERSION, self._nonce, shown)))
 
-    def _body(self, body: Any) -> None:
+    def _body(self, body: Any, size: int) -> None:
         kind = type(body)
         hello, space = self._hello, self._space
         if hello is None or space is None:
             return
         if kind is p.Call:
-            space.call(hello.client, body)
+            if self._rights.store:
+                space.call(hello.client, body)
+            else:
+                why = f"{self._rights.who} may only look, not use the store"
+                self.send(p.frame(p.Failure(body.id, p.FAIL_DENIED, why)))
         elif kind is wire.Beat:
             self.send(_ALIVE)
         elif kind is p.Bye:
             self._bye = True
+        elif size > self.server.options.event_limit:
+            self._refuse_frame(size, self.server.options.event_limit)
         elif kind is wire.Inquire:
             self._inquire(hello.run, body)  # makes no run: who asks does not take part
+        elif kind is wire.Ask:
+            self._ask(hello.run, body)
+        elif self._rights.join:
+            self._run_of(hello.run).resume(self, body)
         else:
-            if self._run is None:
-                self._run = self.server.run(hello.run)
-            if kind is wire.Ask:
-                if problem := wire.problem(body.event):
-                    self.goodbye(p.GOODBYE_PROTOCOL, problem)
-                else:
-                    self._run.ask(self, body)
-            else:
-                self._run.resume(self, body)
+            self.send(p.frame(wire.Denied(0, self._may_not("take part in a run"))))
+
+    def _run_of(self, run_id: str) -> "RunHost":
+        if self._run is None:
+            self._run = self.server.run(run_id)
+        return self._run
+
+    def _may_not(self, what: str) -> str:
+        return f"{self._rights.who} does not allow a client to {what}"
+
+    def _ask(self, run_id: str, ask: wire.Ask) -> None:
+        server, rights, event = self.server, self._rights, ask.event
+        if isinstance(event, Close) and not rights.admin:
+            self.send(p.frame(wire.Denied(ask.id, self._may_not(f"close run {run_id!r}"))))
+            return
+        if not isinstance(event, Close) and not rights.join:
+            self.send(p.frame(wire.Denied(ask.id, self._may_not("take part in a run"))))
+            return
+        if problem := wire.problem(event, server.options.text_limit):
+            self.goodbye(p.GOODBYE_PROTOCOL, problem)
+            return
+        if isinstance(event, Join) and not self._may_join():
+            rate = server.options.joins_per_second
+            self.goodbye(p.GOODBYE_LIMIT, f"more than {rate:g} joins a second (joins_per_second)")
+            return
+        event = wire.cleaned(event)
+        if isinstance(event, Close):
+            event = audit.recorded(event, run_id, rights.who, self.peer)
+        self._run_of(run_id).ask(self, wire.Ask(ask.id, event))
+
+    def _may_join(self) -> bool:
+        now = self.server.loop.time()
+        if self._joins is None:
+            options = self.server.options
+            self._joins = Allowance(options.joins_per_second, options.joins_at_once, now)
+        return self._joins.take(now)
 
     def _inquire(self, run_id: str, inquiry: wire.Inquire) -> None:
         server = self.server
         run = server.runs.get(run_id)
         if inquiry.server:
-            answer = wire.Answer(inquiry.id, server=server.status())
+            answer = wire.Answer(inquiry.id, server=self._visible(server.status()))
         elif inquiry.seats:
             answer = wire.Answer(inquiry.id, seats=() if run is None else run.seats())
         else:
             answer = wire.Answer(inquiry.id, report=server.report(run_id))
         self.send(p.frame(answer))
+
+    def _visible(self, status: ServerStatus) -> ServerStatus:
+        """Leave out the runs that this client's token does not reach."""
+        if self._rights.run is None:
+            return status
+        runs = tuple(run for run in status.runs if self._rights.reaches(run.run_id))
+        return msgspec.structs.replace(status, runs=runs, run_count=len(runs))

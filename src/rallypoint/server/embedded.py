@@ -10,6 +10,7 @@ import uvloop
 from rallypoint.deadline import Deadline
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind
+from rallypoint.store.tls import NO_TLS, TLS
 
 
 class EmbeddedServer:
@@ -93,6 +94,8 @@ class EmbeddedServer:
             raise self.error
 
 
-def start(host: str, port: int, token: bytes, insecure: bool) -> EmbeddedServer:
+def start(
+    host: str, port: int, token: bytes, insecure: bool, tls: TLS | None = None
+) -> EmbeddedServer:
     """Start a server in this process (see `rallypoint.store.hosting`)."""
-    return EmbeddedServer(host, port, Options(token=token, insecure=insecure))
+    return EmbeddedServer(host, port, Options(token=token, insecure=insecure, tls=tls or NO_TLS))

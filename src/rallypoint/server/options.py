@@ -1,13 +1,27 @@
-"""What a server is started with, and the check that it may start so."""
+"""What a server is started with, and the check that it may start so.
 
+Its limits stand in the table of defaults (`rendezvous.defaults`), each with what it bounds;
+`rallypoint serve --limit NAME=N` sets one.
+"""
+
+import dataclasses
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rallypoint.errors import ParameterError
-from rallypoint.store import protocol as p
+from rallypoint.rendezvous import defaults
+from rallypoint.store.tls import NO_TLS, TLS
 from rallypoint.store.token import TOKEN_VARIABLE
 
-MIB = 1024 * 1024
+
+def _limit(name: str) -> Any:
+    return int(defaults.value(name))
+
+
+def _rate(name: str) -> Any:
+    return float(defaults.value(name))
 
 
 @dataclass(frozen=True)
@@ -15,30 +29,76 @@ class Options:
     """Settings of a server process.
 
     Args:
-        token: shared secret; empty: none is asked for (loopback, or insecure).
+        token: the tokens that are accepted, one a line (see store/keyring.py), reread when
+            they are of a file that changes; empty: none is asked for (loopback, or insecure).
         insecure: allow other addresses than loopback without a token.
-        handshake_seconds: time in which a client must have proved itself.
+        tls: the server's files; with a certificate, it speaks nothing but TLS.
         resume_seconds: how long a cut client's last results are kept for its return.
-        frame_limit: largest frame after the handshake, in bytes.
-        buffer_limit: unread bytes for one client at which it is cut off.
-        store_limit: bytes of one run's store.
-        runs_limit: how many runs (with their stores) it keeps at most.
         until_empty: end once the last client has gone.
         linger_seconds: how long an empty server waits for someone else to come.
         first_client_seconds: how long it waits for the first client, with until_empty.
+
+    All others are limits; see the table of defaults.
     """
 
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
     insecure: bool = False
-    handshake_seconds: float = 10.0
+    tls: TLS = NO_TLS
     resume_seconds: float = 60.0
-    frame_limit: int = p.FRAME_LIMIT
-    buffer_limit: int = 256 * MIB
-    store_limit: int = 1024 * MIB
-    runs_limit: int = 100_000
     until_empty: bool = False
     linger_seconds: float = 3.0
     first_client_seconds: float = 60.0
+    handshake_seconds: float = _rate("handshake_seconds")
+    handshake_frame_limit: int = _limit("handshake_frame_limit")
+    frame_limit: int = _limit("frame_limit")
+    event_limit: int = _limit("event_limit")
+    buffer_limit: int = _limit("buffer_limit")
+    connections_limit: int = _limit("connections_limit")
+    address_limit: int = _limit("address_limit")
+    handshakes_limit: int = _limit("handshakes_limit")
+    joins_per_second: float = _rate("joins_per_second")
+    joins_at_once: int = _limit("joins_at_once")
+    runs_limit: int = _limit("runs_limit")
+    store_limit: int = _limit("store_limit")
+    keys_limit: int = _limit("keys_limit")
+    key_limit: int = _limit("key_limit")
+    waiters_limit: int = _limit("waiters_limit")
+    results_limit: int = _limit("results_limit")
+    run_name_limit: int = _limit("run_name_limit")
+    text_limit: int = _limit("text_limit")
+
+
+LIMITS = tuple(f.name for f in dataclasses.fields(Options) if f.name in defaults.SERVER_LIMITS)
+
+
+def with_limits(options: Options, given: Iterable[str], env: Mapping[str, str]) -> Options:
+    """Return options with the limits that are given.
+
+    Args:
+        options: all else.
+        given: texts such as "keys_limit=1000"; stronger than the environment.
+        env: may have RALLYPOINT_KEYS_LIMIT and so on.
+
+    Raises ParameterError.
+    """
+    variables = {name: env.get(f"RALLYPOINT_{name.upper()}") for name in LIMITS}
+    texts = [f"{name}={value}" for name, value in variables.items() if value]
+    changes = dict(_pair(text, options) for text in (*texts, *given))
+    return dataclasses.replace(options, **changes)
+
+
+def _pair(text: str, options: Options) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or name not in LIMITS:
+        raise ParameterError(f"--limit {text}: give NAME=N with one of {', '.join(LIMITS)}")
+    try:
+        number = type(getattr(options, name))(value)
+    except ValueError:
+        number = -1
+    if not 0 < number < float("inf"):
+        raise ParameterError(f"--limit {text}: give a number above 0")
+    return name, number
 
 
 def is_loopback(address: str) -> bool:
@@ -55,3 +115,17 @@ def check_exposure(addresses: list[str], options: Options) -> None:
             f"could join or close runs. Give all nodes the same secret (export {TOKEN_VARIABLE}="
             "$(openssl rand -hex 16), or --token-file FILE), or pass --insecure to allow it"
         )
+
+
+def exposure(addresses: Iterable[str], options: Options) -> str:
+    """Return who can reach a server, for people."""
+    kinds = ["TLS with client certificates" if options.tls.verify_client else "TLS"]
+    if not options.tls.for_servers:
+        kinds = []
+    if options.token:
+        kinds.append("token")
+    if kinds:
+        return " and ".join(kinds)
+    if all(map(is_loopback, addresses)):
+        return "no token: open to every process of this machine"
+    return "INSECURE: no token, open to everyone who reaches it"

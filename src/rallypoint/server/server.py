@@ -15,12 +15,17 @@ from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.core.state import State
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.server.connection import Connection
+from rallypoint.server.gate import Gate
 from rallypoint.server.options import Options, check_exposure
 from rallypoint.server.runs import RunHost
 from rallypoint.server.spaces import Space
 from rallypoint.server.status import server_status
 from rallypoint.server.tally import Tally
+from rallypoint.server.tls import ServerTLS, TLSLayer
 from rallypoint.store import protocol as p
+from rallypoint.store.keyring import Keyring
+from rallypoint.store.tls import stamp
+from rallypoint.store.token import FileToken, current
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -54,7 +59,10 @@ class Server:
         self.runs: dict[str, RunHost] = {}
         self.spaces: dict[str, Space] = {}
         self._sockets = sockets
-        self._handshaking: set[Connection] = set()
+        self._token_stamp = stamp(options.token.path) if hasattr(options.token, "path") else None
+        self.gate = Gate(options)
+        self.keyring = Keyring(options.token)
+        self.tls = ServerTLS(options.tls) if options.tls.for_servers else None
         self._servers: list[asyncio.Server] = []
         self._ended = asyncio.Event()
         self._failure: BaseException | None = None
@@ -70,12 +78,14 @@ class Server:
         raise_file_limit()
         self.loop.set_exception_handler(self._failed)
         for sock in self._sockets:
-            server = await self.loop.create_server(
-                lambda: Connection(self), sock=sock, backlog=BACKLOG
-            )
+            server = await self.loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
             self._servers.append(server)
         self._swept_at = self._empty_since = self.loop.time()
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _accept(self) -> asyncio.Protocol:
+        connection = Connection(self)
+        return connection if self.tls is None else TLSLayer(self.tls, connection)
 
     async def serve(self) -> None:
         """Serve until `stop`, or until empty where that was asked for; raise what broke it."""
@@ -121,17 +131,17 @@ class Server:
     def opened(self, connection: Connection) -> None:
         """A connection has been accepted."""
         self.connections.add(connection)
-        self._handshaking.add(connection)
+        self.gate.enter(connection, len(self.connections) - 1)
 
     def proved(self, connection: Connection) -> None:
         """Its handshake is done."""
-        self._handshaking.discard(connection)
+        self.gate.proved(connection)
         self._had_clients = True
 
     def closed(self, connection: Connection) -> None:
         """It is gone."""
         self.connections.discard(connection)
-        self._handshaking.discard(connection)
+        self.gate.leave(connection)
         if not self.connections:
             self._empty_since = self.loop.time()
             self.tell_if_empty()
@@ -168,9 +178,17 @@ class Server:
     def space(self, run_id: str) -> Space | None:
         """Return the run's store, made when first asked for; None: there are too many."""
         space = self.spaces.get(run_id)
-        if space is None and len(self.spaces) < self.options.runs_limit:
-            limits = (self.options.store_limit, self.options.frame_limit)
-            space = self.spaces[run_id] = Space(self.loop, *limits)
+        options = self.options
+        if space is None and len(self.spaces) < options.runs_limit:
+            space = self.spaces[run_id] = Space(
+                self.loop,
+                options.store_limit,
+                options.frame_limit,
+                waiters_limit=options.waiters_limit,
+                results_limit=options.results_limit,
+                limit_keys=options.keys_limit,
+                key_bytes=options.key_limit,
+            )
         return space
 
     # -- housekeeping ---------------------------------------------------------------------
@@ -191,12 +209,27 @@ class Server:
             if space.is_unused and name not in self.runs:
                 del self.spaces[name]
         deadline = now - self.options.handshake_seconds - gap
-        for connection in [c for c in self._handshaking if c.opened_at < deadline]:
+        for connection in self.gate.overdue(deadline):
             reason = f"no handshake within {self.options.handshake_seconds:g} s"
             connection.goodbye(p.GOODBYE_LIMIT, reason)
+        self._reload()
         self._forget_ended_runs()
         self._end_if_empty(now)
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _reload(self) -> None:
+        """Take in tokens and certificates that have changed; connections stay as they are."""
+        if self.tls is not None:
+            self.tls.reload()
+        if not isinstance(self.options.token, FileToken):
+            return
+        changed = stamp(self.options.token.path)
+        if changed != self._token_stamp:
+            self._token_stamp = changed
+            keyring = Keyring(current(self.options.token))
+            if keyring:  # a file that is being written is empty for a moment
+                self.keyring = keyring
+                logger.warning("the token file has changed: %d tokens", len(keyring.keys))
 
     def _forget_ended_runs(self) -> None:
         excess = len(self.runs) - ENDED_RUNS_KEPT

@@ -5,15 +5,24 @@ completes it or its time is over. When a connection is cut its parked calls are 
 they have had no effect, so the client that comes back just sends them again. The results of
 calls that did have an effect are kept until the client has acknowledged them, so that a call
 that is sent again takes effect exactly once.
+
+What clients can make a space keep is limited: keys and bytes by the keyspace, waiting calls
+by number and by the bytes of their keys, kept answers by their bytes, and clients that went
+without a word by number.
 """
 
 import asyncio
+from collections import OrderedDict
 from typing import Protocol, cast
 
 from rallypoint.errors import StoreError, StoreLimitError, StoreTimeoutError, StoreValueError
+from rallypoint.rendezvous import defaults
 from rallypoint.store import protocol as p
 from rallypoint.store.keyspace import PARKED, Keyspace
+from rallypoint.store.table import ENTRY_BYTES
 
+GONE_KEPT = 10_000  # clients that went without a word; more than that, and the first is let go
+RESULT_BYTES = 100  # of a kept answer, beside its own bytes
 LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take; who asks for more waits so
 _WAITING = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)
 
@@ -28,14 +37,26 @@ class Peer(Protocol):
 class Client:
     """What a space keeps of one client object, across its connections."""
 
-    __slots__ = ("gone_at", "parked", "peer", "record", "results")
+    __slots__ = ("gone_at", "parked", "peer", "record", "result_bytes", "results")
 
     def __init__(self, record: int) -> None:
         self.record = record
         self.peer: Peer | None = None
         self.results: dict[int, bytes] = {}
+        self.result_bytes = 0
         self.parked: dict[int, tuple[asyncio.TimerHandle, p.StoreRequest]] = {}
         self.gone_at: float | None = None
+
+    def keep(self, call_id: int, data: bytes) -> None:
+        """Keep an answer until it is acknowledged."""
+        self.results[call_id] = data
+        self.result_bytes += len(data) + RESULT_BYTES
+
+    def drop(self, call_id: int) -> None:
+        """Let go of an answer, if it is kept."""
+        data = self.results.pop(call_id, None)
+        if data is not None:
+            self.result_bytes -= len(data) + RESULT_BYTES
 
 
 class Space:
@@ -43,8 +64,11 @@ class Space:
 
     Args:
         loop: its timers.
-        limit_bytes: most bytes of the keyspace.
+        limit_bytes: most bytes of the keyspace, and of the keys that waiting calls name.
         frame_limit: longest answer.
+        waiters_limit: most calls that wait.
+        results_limit: most bytes of answers kept for one client.
+        **limits: see `Keyspace`.
     """
 
     def __init__(
@@ -52,11 +76,18 @@ class Space:
         loop: asyncio.AbstractEventLoop,
         limit_bytes: int,
         frame_limit: int = p.FRAME_LIMIT,
+        *,
+        waiters_limit: int = int(defaults.value("waiters_limit")),
+        results_limit: int = int(defaults.value("results_limit")),
+        **limits: int,
     ) -> None:
         self._loop = loop
-        self._frame_limit = frame_limit
-        self.keys = Keyspace(limit_bytes=limit_bytes)
+        self._frame_limit, self._limit_bytes = frame_limit, limit_bytes
+        self._waiters_limit, self._results_limit = waiters_limit, results_limit
+        self._named_bytes = 0
+        self.keys = Keyspace(limit_bytes, **limits)
         self.clients: dict[bytes, Client] = {}
+        self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.calls = 0
         self._records = 0
 
@@ -75,6 +106,7 @@ class Space:
             return False
         self._cancel_parked(client_id, known)
         known.peer, known.gone_at = peer, None
+        self._gone.pop(client_id, None)
         return True
 
     def record(self, client_id: bytes) -> int:
@@ -90,14 +122,21 @@ class Space:
         self._cancel_parked(client_id, client)
         if for_good:
             del self.clients[client_id]
-        else:
-            client.peer, client.gone_at = None, self._loop.time()
+            return
+        client.peer, client.gone_at = None, self._loop.time()
+        self._gone[client_id] = None
+        if len(self._gone) > GONE_KEPT:
+            self.clients.pop(self._gone.popitem(last=False)[0], None)
 
     def forget(self, before: float) -> None:
         """Drop what is kept for clients that went away before that loop time."""
-        for client_id, client in list(self.clients.items()):
-            if client.gone_at is not None and client.gone_at < before:
-                del self.clients[client_id]
+        while self._gone:
+            client_id = next(iter(self._gone))
+            gone_at = self.clients[client_id].gone_at
+            if gone_at is not None and gone_at >= before:
+                break
+            del self._gone[client_id]
+            del self.clients[client_id]
 
     @property
     def is_unused(self) -> bool:
@@ -111,9 +150,9 @@ class Space:
             return  # another connection of this client has said goodbye for good
         results = client.results
         for answered in [number for number in results if number < call.low]:
-            del results[answered]
+            client.drop(answered)
         for answered in call.acked:
-            results.pop(answered, None)
+            client.drop(answered)
         known = results.get(call.id)
         if known is not None:
             self._answer(client, known)
@@ -121,6 +160,7 @@ class Space:
         self.calls += 1
         request = call.request
         try:
+            self._check_room(client, request)
             result = self.keys.execute(request, (client_id, call.id))
         except StoreError as error:
             self._answer(client, _failure(call.id, error))
@@ -130,9 +170,26 @@ class Space:
         else:
             data = self._reply(call.id, result)
             if not isinstance(request, p.REPEATABLE):
-                results[call.id] = data
+                client.keep(call.id, data)
             self._answer(client, data)
         self._complete()
+
+    def _check_room(self, client: Client, request: p.StoreRequest) -> None:
+        if client.result_bytes > self._results_limit:
+            raise StoreLimitError(
+                f"{client.result_bytes} bytes of answers of this client are kept, above the limit "
+                f"of {self._results_limit} (results_limit): it has not acknowledged them"
+            )
+        if not isinstance(request, _WAITING) or not request.timeout > 0:
+            return
+        if self.keys.parked >= self._waiters_limit:
+            raise StoreLimitError(
+                f"the store has its limit of {self._waiters_limit} waiting calls (waiters_limit)"
+            )
+        if self._named_bytes + _named_bytes(request) > self._limit_bytes:
+            raise StoreLimitError(
+                f"the waiting calls name more than {self._limit_bytes} bytes of keys (store_limit)"
+            )
 
     def _park(
         self, client_id: bytes, client: Client, call_id: int, request: p.StoreRequest
@@ -141,6 +198,7 @@ class Space:
             wait = min(request.timeout, LONGEST_WAIT_SECONDS)
             expire = self._loop.call_later(wait, self._expire, client_id, call_id)
             client.parked[call_id] = (expire, request)
+            self._named_bytes += _named_bytes(request)
 
     def _complete(self) -> None:
         for token, result in self.keys.completed():
@@ -152,21 +210,25 @@ class Space:
             parked = client.parked.pop(call_id, None)
             if parked is not None:
                 parked[0].cancel()
+                self._named_bytes -= _named_bytes(parked[1])
                 if not isinstance(parked[1], p.REPEATABLE):
-                    client.results[call_id] = data
+                    client.keep(call_id, data)
             self._answer(client, data)
 
     def _expire(self, client_id: bytes, call_id: int) -> None:
         client = self.clients.get(client_id)
-        if client is None or client.parked.pop(call_id, None) is None:
+        parked = None if client is None else client.parked.pop(call_id, None)
+        if client is None or parked is None:
             return
+        self._named_bytes -= _named_bytes(parked[1])
         error = self.keys.expire((client_id, call_id))
         if error is not None:
             self._answer(client, _failure(call_id, error))
 
     def _cancel_parked(self, client_id: bytes, client: Client) -> None:
-        for call_id, (timer, _request) in client.parked.items():
+        for call_id, (timer, request) in client.parked.items():
             timer.cancel()
+            self._named_bytes -= _named_bytes(request)
             self.keys.cancel((client_id, call_id))
         client.parked.clear()
 
@@ -184,6 +246,13 @@ class Space:
     def _answer(client: Client, data: bytes) -> None:
         if client.peer is not None:
             client.peer.send(data)
+
+
+def _named_bytes(request: p.StoreRequest) -> int:
+    """Return what a waiting call takes for the keys that it names."""
+    if isinstance(request, p.Wait | p.MultiGet):
+        return sum(map(len, request.keys)) + ENTRY_BYTES * len(request.keys)
+    return 0  # a single key has its own limit, a group's value is counted by the keyspace
 
 
 def _failure(call_id: int, error: StoreError) -> bytes:

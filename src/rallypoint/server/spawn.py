@@ -18,7 +18,8 @@ from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.server.options import Options
 from rallypoint.server.server import bind
-from rallypoint.store.token import TOKEN_VARIABLE
+from rallypoint.store.tls import TLS, read_tls
+from rallypoint.store.token import FILE_VARIABLE, TOKEN_VARIABLE, token_environment
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Spawned:
 
 
 def host_if_ours(
-    endpoint: str, token: bytes, insecure: bool, is_host: bool | None = None
+    endpoint: str,
+    token: bytes,
+    insecure: bool,
+    is_host: bool | None = None,
+    tls: TLS | None = None,
 ) -> Spawned | None:
     """Start a server process if the endpoint is an address of this machine.
 
@@ -40,6 +45,7 @@ def host_if_ours(
         token: shared secret of the run's nodes.
         insecure: allow listening off loopback without one.
         is_host: True: must host; False: never; None: if the address can be bound here.
+        tls: its files; None: those of the environment.
 
     Returns None when another process or machine hosts. Raises ParameterError when a token is
     needed, RendezvousConnectionError when it must host and cannot.
@@ -47,6 +53,7 @@ def host_if_ours(
     if is_host is False:
         return None
     host, port = parse_rendezvous_endpoint(endpoint)
+    files = read_tls() if tls is None else tls
     try:
         sockets = bind(host, port, Options(token=token, insecure=insecure))
     except OSError as error:
@@ -60,20 +67,22 @@ def host_if_ours(
             f"{error.strerror or error}; give an address of this machine and a free port"
         ) from error
     try:
-        return _spawn(host, sockets, token, insecure)
+        files.check_hosting()
+        return _spawn(host, sockets, insecure, {**token_environment(token), **files.environment()})
     finally:
         for sock in sockets:
             sock.close()
 
 
-def _spawn(host: str, sockets: list[socket.socket], token: bytes, insecure: bool) -> Spawned:
+def _spawn(
+    host: str, sockets: list[socket.socket], insecure: bool, secrets: dict[str, str]
+) -> Spawned:
     port = sockets[0].getsockname()[1]
     fds = [sock.fileno() for sock in sockets]
     environment = dict(os.environ)
-    environment.pop(f"{TOKEN_VARIABLE}_FILE", None)
+    environment.pop(FILE_VARIABLE, None)
     environment.pop(TOKEN_VARIABLE, None)
-    if token:
-        environment[TOKEN_VARIABLE] = token.decode()
+    environment |= secrets
     command = [sys.executable, "-m", "rallypoint", "serve", "--until-empty"]
     command += [f"--fd={fd}" for fd in fds] + (["--insecure"] if insecure else [])
     handle, name = tempfile.mkstemp(prefix=f"rallypoint-server-{port}-", suffix=".log")

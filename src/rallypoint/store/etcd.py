@@ -63,6 +63,18 @@ class _Detail:
     lease: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    """What a commit leaves: its number, under a key of this client's."""
+
+    key: bytes
+    number: bytes
+
+    def is_in(self, found: m.KeyValue) -> bool:
+        """Return whether an entry is this receipt: the commit took effect."""
+        return found.key == self.key and found.value == self.number
+
+
 class EtcdEngine(Engine):
     """An etcd cluster, under a prefix.
 
@@ -162,20 +174,21 @@ class EtcdEngine(Engine):
     ) -> Commit:
         """Write if every expected key is still as it was seen; all or nothing."""
         check_commit(expected, changes)
-        for tries in range(1, _TRIES + 1):
-            upload = self._parts.upload(changes, deadline)
-            leases = self._leases(changes, expire or {}, deadline)
-            try:
-                commit = self._commit(expected, changes, upload, leases, deadline)
-            except GatewayError as error:
-                # A lease of ours ran out while we were held up: nothing was written.
-                if error.code not in (NOT_FOUND, INVALID) or tries == _TRIES:
-                    raise
-                self._shared_until = 0.0
-                continue
-            if not commit.done:
-                self._parts.abandon(upload, deadline)
-            return commit
+        with self._receipt() as receipt:
+            for tries in range(1, _TRIES + 1):
+                upload = self._parts.upload(changes, deadline)
+                leases = self._leases(changes, expire or {}, deadline)
+                try:
+                    commit = self._commit(expected, changes, upload, leases, receipt, deadline)
+                except GatewayError as error:
+                    # A lease of ours ran out while we were held up: nothing was written.
+                    if error.code not in (NOT_FOUND, INVALID) or tries == _TRIES:
+                        raise
+                    self._shared_until = 0.0
+                    continue
+                if not commit.done:
+                    self._parts.abandon(upload, deadline)
+                return commit
         raise AssertionError("unreachable")
 
     def _commit(
@@ -184,14 +197,13 @@ class EtcdEngine(Engine):
         changes: Mapping[str, bytes | None],
         upload: Upload,
         leases: Mapping[str, int],
+        receipt: _Receipt,
         deadline: Deadline,
     ) -> Commit:
         ops = self._operations(expected, changes, upload, leases)
+        ops.append(m.put(receipt.key, receipt.number, self._shared(deadline)))
         send = self._send if len(expected) <= LARGE_COMMIT_KEYS else self._send_large
-        with self._receipt() as receipt:
-            number = uuid.uuid4().bytes
-            ops.append(m.put(receipt, number, self._shared(deadline)))
-            answer = send(expected, m.grouped(ops, GROUPS), receipt, deadline)
+        answer = send(expected, m.grouped(ops, GROUPS), receipt, deadline)
         details = {
             key: _Detail(upload.names.get(key, ""), leases.get(key, 0)) for key in upload.values
         }
@@ -199,11 +211,13 @@ class EtcdEngine(Engine):
             return Commit(True, answer.header.revision, {}, details)
         found = answer.found()
         for kv in found:
-            if kv.key == receipt and kv.value == number:
+            if receipt.is_in(kv):
                 return Commit(True, kv.mod_revision, {}, details)
         if len(expected) > LARGE_COMMIT_KEYS:
             return Commit(False, 0, self.read(list(expected), deadline))
-        return Commit(False, 0, self._entries((kv for kv in found if kv.key != receipt), deadline))
+        return Commit(
+            False, 0, self._entries((kv for kv in found if kv.key != receipt.key), deadline)
+        )
 
     def _operations(
         self,
@@ -229,7 +243,7 @@ class EtcdEngine(Engine):
         self,
         expected: Mapping[str, Entry | None],
         ops: list[m.Op],
-        receipt: bytes,
+        receipt: _Receipt,
         deadline: Deadline,
     ) -> m.Txn:
         body = {
@@ -237,7 +251,7 @@ class EtcdEngine(Engine):
                 m.unchanged(self._key(key), version_of(seen)) for key, seen in expected.items()
             ],
             "success": ops,
-            "failure": [m.get(receipt), *(m.get(self._key(key)) for key in expected)],
+            "failure": [m.get(receipt.key), *(m.get(self._key(key)) for key in expected)],
         }
         return self._gateway.call("/kv/txn", body, m.Txn, deadline)
 
@@ -245,7 +259,7 @@ class EtcdEngine(Engine):
         self,
         expected: Mapping[str, Entry | None],
         ops: list[m.Op],
-        receipt: bytes,
+        receipt: _Receipt,
         deadline: Deadline,
     ) -> m.Txn:
         """Send a commit of many keys; others' writes to any key make it look again."""
@@ -259,11 +273,11 @@ class EtcdEngine(Engine):
                 m.all_older(data, m.end_of(data), revision),
                 m.all_older(self._deleted, b"", revision),
             ]
-            body = {"compare": conditions, "success": ops, "failure": [m.get(receipt)]}
+            body = {"compare": conditions, "success": ops, "failure": [m.get(receipt.key)]}
             if not same:  # only ask what became of an earlier try
-                body = {"compare": [m.unchanged(receipt, -1)], "failure": [m.get(receipt)]}
+                body = {"compare": [m.unchanged(receipt.key, -1)], "failure": [m.get(receipt.key)]}
             answer = self._gateway.call("/kv/txn", body, m.Txn, deadline)
-            if answer.succeeded or not same or self._is_receipt(answer, ops):
+            if answer.succeeded or not same or any(map(receipt.is_in, answer.found())):
                 return answer
             if deadline.expired():
                 raise StoreLimitError(
@@ -271,22 +285,16 @@ class EtcdEngine(Engine):
                     f"time for {deadline.timeout:g} s; write fewer keys at once"
                 )
 
-    @staticmethod
-    def _is_receipt(answer: m.Txn, ops: list[m.Op]) -> bool:
-        last = ops[-1]
-        last = last["request_txn"]["success"][-1] if "request_txn" in last else last
-        return any(kv.value == last["request_put"]["value"] for kv in answer.found())
-
     @contextmanager
-    def _receipt(self) -> Iterator[bytes]:
-        """Lend the key of a receipt; each is used by one commit at a time."""
+    def _receipt(self) -> Iterator[_Receipt]:
+        """Lend the key of a receipt, used by one commit at a time, and number the commit."""
         with self._lock:
             if not self._receipts:
                 self._receipt_count += 1
                 name = f"receipt/{self._client}/{self._receipt_count}"
                 self._receipts.append(self._base + name.encode())
             key = self._receipts.pop()
-        yield key
+        yield _Receipt(key, uuid.uuid4().bytes)
         with self._lock:  # not after a failure: what was sent may still arrive
             self._receipts.append(key)
 

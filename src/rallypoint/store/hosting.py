@@ -6,10 +6,13 @@ may know all layers, says here how a server is started.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreError
+from rallypoint.errors import StoreConnectionError, StoreError
+
+if TYPE_CHECKING:
+    from rallypoint.store.tls import TLS
 
 
 class HostedServer(Protocol):
@@ -25,7 +28,7 @@ class HostedServer(Protocol):
         """End it."""
 
 
-StartServer = Callable[[str, int, bytes, bool], HostedServer]
+StartServer = Callable[[str, int, bytes, bool, "TLS | None"], HostedServer]
 _start: list[StartServer] = []
 
 
@@ -34,12 +37,27 @@ def provide(start: StartServer) -> None:
     _start[:] = [start]
 
 
-def start_server(host: str, port: int, token: bytes, insecure: bool) -> HostedServer:
+def start_server(
+    host: str, port: int, token: bytes, insecure: bool, tls: "TLS | None" = None
+) -> HostedServer:
     """Start a server bound to exactly that address; port 0 picks one.
 
     Raises OSError with the errno of the bind (EADDRINUSE, EADDRNOTAVAIL ...), and
-    ParameterError when a token is needed.
+    ParameterError when a token or a certificate is needed.
     """
     if not _start:
         raise StoreError("no server can be started here: import rallypoint first")
-    return _start[0](host, port, token, insecure)
+    if tls is not None:
+        tls.check_hosting()
+    return _start[0](host, port, token, insecure, tls)
+
+
+def start_for_store(host: str, port: int, token: bytes, insecure: bool, tls: "TLS") -> HostedServer:
+    """Start the server of a store that is its master; StoreConnectionError if it cannot."""
+    try:
+        return start_server(host, port, token, insecure, tls)
+    except OSError as error:
+        raise StoreConnectionError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; another program may use "
+            "the port: choose another one, or 0 for a free one"
+        ) from error

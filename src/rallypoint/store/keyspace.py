@@ -85,10 +85,11 @@ class Keyspace(Table):
 
     Args:
         limit_bytes: most bytes kept; keys, values and `ENTRY_BYTES` for each are counted.
+        **limits: see `Table`.
     """
 
-    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        super().__init__(limit_bytes)
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES, **limits: int) -> None:
+        super().__init__(limit_bytes, **limits)
         self._waiting: dict[str, _Waiting] = {}
         self._waited = self._waiting
         self._parked: dict[Hashable, _Waiter] = {}

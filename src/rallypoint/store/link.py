@@ -11,8 +11,8 @@ import secrets
 import selectors
 import socket
 import struct
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,12 @@ from rallypoint.store.connect import (
     connect,
     wait_before_next,
 )
+from rallypoint.store.keyring import Key, for_run, parse
+from rallypoint.store.tls import NO_TLS, TLS
+from rallypoint.store.token import current
+
+if TYPE_CHECKING:
+    from rallypoint.store.tls_socket import TLSSocket
 
 logger = logging.getLogger("rallypoint")
 
@@ -33,12 +39,17 @@ READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
 SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
 _FINAL = (p.GOODBYE_VERSION, p.GOODBYE_PROTOCOL, p.GOODBYE_LIMIT)
+_TLS_STARTS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake record
 _ADVICE = "give a port of a Rallypoint server, or a free one"
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
 
 
 class NotOurProtocolError(StoreConnectionError):
     """The other side is no server of ours, or refuses us for good: trying again is no use."""
+
+
+class UnknownTokenError(AuthenticationError):
+    """The server does not know the token that was tried; another one of ours may do."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +60,9 @@ class Target:
         host: name or address of the server.
         port: its TCP port.
         run: run id; it names the store and the run that this client can reach.
-        token: shared secret, b"" for none; never shown.
+        token: secrets, one a line (see keyring.py), b"" for none; never shown.
         client: random identity of the client object, kept when it reconnects.
+        tls: files for TLS; none: plain TCP.
     """
 
     host: str
@@ -58,19 +70,25 @@ class Target:
     run: str
     token: bytes = field(default=b"", repr=False)
     client: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    tls: TLS = NO_TLS
 
     @property
     def where(self) -> str:
         """HOST:PORT, for people."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def another(self) -> "Target":
+        """Return the same for another client object."""
+        return replace(self, client=secrets.token_bytes(16))
+
 
 class Link:
     """Frames over one connected socket; not thread-safe but for one sender and one reader."""
 
-    def __init__(self, sock: socket.socket, where: str) -> None:
+    def __init__(self, sock: "socket.socket | TLSSocket", where: str, binding: bytes = b"") -> None:
         self.sock = sock
         self.where = where
+        self.binding = binding
         self.welcome = p.Welcome(0, False)
         self._buffer = bytearray()
 
@@ -119,13 +137,13 @@ class Link:
         return bodies
 
     def receive_some(self) -> list[bytes]:
-        """Read once; return the bodies that are whole now, [] if none, or if it timed out."""
-        data = self._read_in_time()
+        """Read what is there; return the bodies that are whole now, [] if none."""
+        data = self._read_in_time(socket.MSG_DONTWAIT)
         return [] if data is None else self._split(data)
 
-    def _read_in_time(self) -> bytes | None:
+    def _read_in_time(self, flags: int = 0) -> bytes | None:
         try:
-            return self._read(0)
+            return self._read(flags)
         except (BlockingIOError, TimeoutError):
             return None
         except StoreConnectionError:
@@ -148,6 +166,11 @@ class Link:
         bodies, start, size = [], 0, len(buffer)
         while size - start >= 4:
             length = int.from_bytes(buffer[start : start + 4], "big")
+            if bytes(buffer[start : start + 2]) in _TLS_STARTS and length > p.FRAME_LIMIT:
+                raise NotOurProtocolError(
+                    f"the server at {self.where} speaks TLS and this client does not: give the "
+                    "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
+                )
             if length > p.FRAME_LIMIT:
                 raise NotOurProtocolError(
                     f"what listens at {self.where} sent a frame of {length} bytes (limit "
@@ -207,39 +230,86 @@ def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link
     """
     pause, noticed = FIRST_PAUSE_SECONDS, False
     while True:
-        link = Link(connect(target.host, target.port, deadline, once=once), target.where)
         try:
-            link.sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
-            _shake_hands(link, target)
-            link.sock.settimeout(None)
-            link.send_timeout(SEND_SECONDS)
-            return link
+            return _attempt(target, deadline, once)
         except (AuthenticationError, NotOurProtocolError):
-            link.close()
             raise
         except StoreConnectionError as error:
-            link.close()
             if once or deadline.expired():
                 raise
             if not noticed and deadline.elapsed() > NOTICE_SECONDS:
                 noticed = True
                 logger.warning("%s; trying for %.0f s more", error, deadline.remaining())
-        except BaseException:
-            link.close()
-            raise
         pause = wait_before_next(pause, deadline)
 
 
-def _shake_hands(link: Link, target: Target) -> None:
+def _attempt(target: Target, deadline: Deadline, once: bool) -> Link:
+    """Connect and shake hands, with each of our tokens until the server knows one."""
+    keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
+    if target.token and not keys:
+        raise AuthenticationError(f"none of this client's tokens is for run {target.run!r}")
+    keys = keys or [None]
+    while True:
+        link = _connected(target, deadline, once)
+        try:
+            link.sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
+            _shake_hands(link, target, keys[0])
+            link.sock.settimeout(None)
+            link.send_timeout(SEND_SECONDS)
+            return link
+        except UnknownTokenError:
+            link.close()
+            del keys[0]
+            if not keys:
+                raise
+        except BaseException:
+            link.close()
+            raise
+
+
+def _connected(target: Target, deadline: Deadline, once: bool) -> Link:
+    sock = connect(target.host, target.port, deadline, once=once)
+    if not target.tls.for_clients:
+        return Link(sock, target.where)
+    import ssl  # slow to import, and most never need it
+
+    from rallypoint.store.tls_socket import TLSSocket
+
+    try:
+        sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
+        secured = TLSSocket(sock, target.tls, target.host)
+        return Link(secured, target.where, secured.binding)
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise NotOurProtocolError(
+                f"what listens at {target.where} does not speak TLS as this client does "
+                f"({error.reason or error}): start the server with --tls-cert, or unset "
+                "RALLYPOINT_TLS_CA here"
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, StoreConnectionError):
+            raise StoreConnectionError(f"TLS with {target.where}: {error}") from error
+        raise
+
+
+def _shake_hands(link: Link, target: Target, key: Key | None) -> None:
     nonce = secrets.token_bytes(p.NONCE_BYTES)
     hello = p.Hello(p.PROTOCOL_VERSION, target.run, target.client, nonce, SOFTWARE)
+    if key is not None:
+        worker = key.scope == "worker"
+        hello = msgspec.structs.replace(hello, key=key.id, worker=worker)
     link.send(p.frame(hello))
     challenge = _expect(link, p.Challenge)
-    wanted = p.proof(target.token, b"server", hello, challenge.nonce) if target.token else b""
-    if not hmac.compare_digest(wanted, challenge.proof):
-        raise AuthenticationError(_server_unproven(target, challenge))
-    mine = p.proof(target.token, b"client", hello, challenge.nonce) if target.token else b""
-    link.send(p.frame(p.Proof(mine)))
+
+    def proof(role: bytes) -> bytes:
+        if key is None:
+            return b""
+        return p.proof(key.secret, role, hello, challenge.nonce, link.binding)
+
+    if not hmac.compare_digest(proof(b"server"), challenge.proof):
+        kind = UnknownTokenError if key and challenge.proof else AuthenticationError
+        raise kind(_server_unproven(target, challenge))
+    link.send(p.frame(p.Proof(proof(b"client"))))
     link.welcome = _expect(link, p.Welcome)
 
 
@@ -256,7 +326,8 @@ def _server_unproven(target: Target, challenge: p.Challenge) -> str:
         )
     return (
         f"the server at {target.where} does not know this client's token; give both the same "
-        "(RALLYPOINT_TOKEN, token_file), or check that the endpoint is the right one"
+        "(RALLYPOINT_TOKEN, token_file), or check that the endpoint is the right one, and that "
+        "nothing in between ends TLS"
     )
 
 

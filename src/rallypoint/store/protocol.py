@@ -12,8 +12,11 @@ A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMI
     Proof(proof)                     ->
                                      <-   Welcome(epoch, resumed)        or Goodbye(code, reason)
 
-Each side's proof is HMAC-SHA256(token, role | client nonce | server nonce | run), with
-another role for each side, so neither a replay nor a reflection answers a challenge.
+The Hello names the token by its key id (`keyring.key_id`). Each side's proof is
+HMAC-SHA256(token, role | client nonce | server nonce | client | run | key id | binding), with
+another role for each side, so neither a replay nor a reflection answers a challenge. The
+binding is the hash of the server's certificate where TLS is on (RFC 5929,
+tls-server-end-point), so that nobody in between can pass proofs on.
 After Welcome the client sends `Call(id, request)` and rendezvous messages
 (`rallypoint.rendezvous.wire`), the server `Reply(id, result)` or `Failure(id, code, text)`.
 """
@@ -200,13 +203,19 @@ REPEATABLE = (Peek, Get, Check, Wait, NumKeys, List, MultiGet, QueueLen, Watch)
 
 
 class Hello(_Body, frozen=True, tag=100):
-    """First frame of a client. `client` is random for each client object, kept on reconnect."""
+    """First frame of a client. `client` is random for each client object, kept on reconnect.
+
+    `key` names the token that it will prove, empty for none; with `worker`, the one that is
+    derived from it for this run's workers.
+    """
 
     version: int
     run: str
     client: bytes
     nonce: bytes
     software: str
+    key: bytes = b""
+    worker: bool = False
 
 
 class Challenge(_Body, frozen=True, tag=101):
@@ -281,11 +290,13 @@ GOODBYE_VERSION = "version"
 GOODBYE_TOKEN = "token"  # noqa: S105 - the name of a reason, not a secret
 GOODBYE_PROTOCOL = "protocol"
 GOODBYE_LIMIT = "limit"
+GOODBYE_BUSY = "busy"
 GOODBYE_SHUTDOWN = "shutdown"
 
 FAIL_TIMEOUT = "timeout"
 FAIL_VALUE = "value"
 FAIL_LIMIT = "limit"
+FAIL_DENIED = "denied"
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -298,18 +309,24 @@ def frame(body: msgspec.Struct) -> bytes:
     return bytes(buffer)
 
 
-def run_problem(run: str) -> str:
+def run_problem(run: str, limit: int = RUN_LIMIT) -> str:
     """Return what is wrong with a run id, "" if nothing is."""
-    if len(run) > RUN_LIMIT:
-        return f"a run id of {len(run)} characters is above the limit of {RUN_LIMIT}"
+    if len(run) > limit:
+        return f"a run id of {len(run)} characters is above the limit of {limit}"
     if not run.isprintable():
         return f"the run id {run!r} has control characters"
     return ""
 
 
-def proof(token: bytes, role: bytes, hello: Hello, server_nonce: bytes) -> bytes:
-    """Return one side's proof that it knows the token (role: b"client" or b"server")."""
+def proof(
+    token: bytes, role: bytes, hello: Hello, server_nonce: bytes, binding: bytes = b""
+) -> bytes:
+    """Return one side's proof that it knows the token (role: b"client" or b"server").
+
+    `binding` ties it to the TLS connection that carries it, b"" without TLS.
+    """
     run = hello.run.encode("utf-8")
-    parts = (b"rallypoint/1", role, hello.nonce, server_nonce, hello.client, run)
+    key = hello.key + (b"worker" if hello.worker else b"")
+    parts = (b"rallypoint/1", role, hello.nonce, server_nonce, hello.client, run, key, binding)
     message = b"".join(HEADER.pack(len(part)) + part for part in parts)
     return hmac.digest(token, message, "sha256")

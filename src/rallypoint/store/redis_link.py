@@ -5,6 +5,7 @@ callers have set. Errors are told apart by type.
 """
 
 import logging
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -109,6 +110,8 @@ class Link:
 
     def note(self) -> None:
         """Say in the log, once a server and process, what Redis does not promise."""
+        if os.environ.get("RALLYPOINT_STORE"):
+            return  # a worker: the agent that started it has said so
         where = str(self.address)
         with _NOTED_LOCK:
             if self.address.hosts in _NOTED:

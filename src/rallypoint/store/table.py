@@ -23,6 +23,7 @@ from rallypoint.errors import StoreError, StoreLimitError, StoreValueError
 from rallypoint.store import protocol as p
 
 DEFAULT_LIMIT_BYTES = 1 << 30
+DEFAULT_LIMIT_KEYS = 1 << 40  # none of its own
 ENTRY_BYTES = 64  # counted for each key, queued value and member beside its own bytes
 DELETED_KEPT = 4096
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1  # what a msgpack reply can carry
@@ -52,10 +53,19 @@ class Table:
 
     Args:
         limit_bytes: most bytes kept; keys, values and `ENTRY_BYTES` for each are counted.
+        limit_keys: most keys; an entry costs more memory than what is counted for it.
+        key_bytes: longest key.
     """
 
-    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        *,
+        limit_keys: int = DEFAULT_LIMIT_KEYS,
+        key_bytes: int = p.KEY_LIMIT,
+    ) -> None:
         self._limit_bytes = limit_bytes
+        self._limit_keys, self._key_bytes = limit_keys, key_bytes
         self._bytes = 0
         self._values: dict[str, bytes | deque[bytes]] = {}
         self._change = 0
@@ -147,18 +157,26 @@ class Table:
             )
         self._bytes = total
 
-    @staticmethod
-    def _check_key(key: str) -> None:
+    def _check_key(self, key: str) -> None:
         # A character has at most 4 bytes, so most keys need no encoding to be let through.
-        if len(key) * 4 > p.KEY_LIMIT and len(key.encode()) > p.KEY_LIMIT:
+        limit = self._key_bytes
+        if len(key) * 4 > limit and len(key.encode()) > limit:
             raise StoreLimitError(
                 f"key {key[:40]!r}... has {len(key.encode())} bytes, "
-                f"over the limit of {p.KEY_LIMIT} (protocol.KEY_LIMIT)"
+                f"over the limit of {limit} (key_limit)"
+            )
+
+    def _check_new(self, key: str, more: int = 1) -> None:
+        """Check that a key may be added; `more`: with others, so many in all."""
+        self._check_key(key)
+        if len(self._values) + more > self._limit_keys:
+            raise StoreLimitError(
+                f"key {key!r}: the store has its limit of {self._limit_keys} keys (keys_limit)"
             )
 
     def _write(self, key: str, old: bytes | None, value: bytes) -> None:
         if old is None:
-            self._check_key(key)
+            self._check_new(key)
             self._take_room(key, len(key) + ENTRY_BYTES + len(value))
         else:
             self._take_room(key, len(value) - len(old))
@@ -247,11 +265,12 @@ class Table:
 
     def _multi_set(self, request: p.MultiSet, _token: Hashable) -> None:
         final = dict(request.pairs)
-        growth = 0
+        growth = new = 0
         for key, value in final.items():
             old = self._value(key)
             if old is None:
-                self._check_key(key)
+                new += 1
+                self._check_new(key, new)
                 growth += len(key) + ENTRY_BYTES + len(value)
             else:
                 growth += len(value) - len(old)
@@ -269,7 +288,7 @@ class Table:
         key, value = request.key, request.value
         queue = self._queue(key)
         if queue is None:
-            self._check_key(key)
+            self._check_new(key)
             self._take_room(key, len(key) + len(value) + 2 * ENTRY_BYTES)
             self._values[key] = deque((value,))
         else:

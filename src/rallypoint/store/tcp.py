@@ -34,8 +34,9 @@ from rallypoint.errors import (
 )
 from rallypoint.store import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
-from rallypoint.store.hosting import HostedServer, start_server
+from rallypoint.store.hosting import HostedServer, start_for_store
 from rallypoint.store.link import Link, NotOurProtocolError, Target, goodbye_error, open_link
+from rallypoint.store.tls import TLS, read_tls
 from rallypoint.store.token import read_token
 
 ANSWER_MARGIN_SECONDS = 10.0  # beyond the call's own limit, for a server that is held up
@@ -46,6 +47,7 @@ _ERRORS: dict[str, type[StoreError]] = {
     p.FAIL_TIMEOUT: StoreTimeoutError,
     p.FAIL_VALUE: StoreValueError,
     p.FAIL_LIMIT: StoreLimitError,
+    p.FAIL_DENIED: AuthenticationError,
 }
 
 
@@ -66,7 +68,7 @@ class TCPStore(Store):
     """A store on a Rallypoint server.
 
     Args:
-        host: the server's name or address; with `is_master`, the address to listen on.
+        host_name: the server's name or address; with `is_master`, the address to listen on.
         port: its port; with `is_master`, 0 picks one (see `port` afterwards).
         world_size: wait until so many clients have come, when given.
         is_master: start the server in this process.
@@ -74,6 +76,7 @@ class TCPStore(Store):
         wait_for_workers: with `world_size`, whether to wait for it.
         run: run id whose store this is; "" is a store of its own, outside of runs.
         token: shared secret; else RALLYPOINT_TOKEN_FILE or RALLYPOINT_TOKEN.
+        tls: files for TLS; else RALLYPOINT_TLS_CA and so on (see tls.py).
         insecure: with `is_master`, allow listening off loopback without a token.
 
     Raises StoreConnectionError, AuthenticationError, ParameterError.
@@ -81,7 +84,7 @@ class TCPStore(Store):
 
     def __init__(
         self,
-        host: str,
+        host_name: str,
         port: int = p.DEFAULT_PORT,
         world_size: int | None = None,
         is_master: bool = False,
@@ -90,18 +93,19 @@ class TCPStore(Store):
         *,
         run: str = "",
         token: str | bytes | None = None,
+        tls: TLS | None = None,
         insecure: bool = False,
     ) -> None:
-        secret = read_token(token)
+        secret, files = read_token(token), read_tls() if tls is None else tls
         self._timeout_seconds = seconds(timeout)
         self.server: HostedServer | None = None
         if is_master:
-            self.server = _start(host, port, secret, insecure)
+            self.server = start_for_store(host_name, port, secret, insecure, files)
             port = self.server.port
         if not 0 < port < 65536:
             raise ParameterError(f"port={port}: must be 1 to 65535 (0 only with is_master)")
         try:
-            self._connect(Target(host, port, run, secret))
+            self._connect(Target(host_name, port, run, secret, tls=files))
             if world_size is not None and wait_for_workers:
                 self._wait_for_workers(world_size)
         except BaseException:
@@ -156,8 +160,7 @@ class TCPStore(Store):
         twin = TCPStore.__new__(TCPStore)
         twin._timeout_seconds = self._timeout_seconds
         twin.server = None
-        t = self.target
-        twin._connect(Target(t.host, t.port, t.run, t.token))
+        twin._connect(self.target.another())
         return twin
 
     def close(self) -> None:
@@ -388,13 +391,3 @@ def _remaining(slot: _Slot) -> p.StoreRequest:
         left = max(0.0, slot.deadline.remaining() - ANSWER_MARGIN_SECONDS)
         return msgspec.structs.replace(request, timeout=left)
     return request
-
-
-def _start(host: str, port: int, token: bytes, insecure: bool) -> HostedServer:
-    try:
-        return start_server(host, port, token, insecure)
-    except OSError as error:
-        raise StoreConnectionError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; another program may use "
-            "the port: choose another one, or 0 for a free one"
-        ) from error

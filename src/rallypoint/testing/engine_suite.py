@@ -12,11 +12,12 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError
-from rallypoint.store.engine import COMMIT_KEYS, Engine, Entry, version_of
+from rallypoint.store.engine import COMMIT_KEYS, LOOK_SECONDS, Engine, Entry, version_of
 from rallypoint.testing.store_handles import PATIENCE_SECONDS, SHORT_SECONDS, in_thread
 
 LARGE_BYTES = 16 * 1024 * 1024
 EXPIRY_SECONDS = 2.0
+WOKEN_SECONDS = 0.8 * LOOK_SECONDS  # sooner than who looks again by himself
 EXPIRY_MOST_SECONDS = 15.0
 
 
@@ -145,7 +146,7 @@ class EngineSuite(ABC):
             other = writer.read(["b"], self.limit()).get("b")
             self.put(writer, {"b": other}, b=b"")
             self.put(writer, {"a": seen}, a=value)
-            assert waiting.result(2.0)
+            assert waiting.result(WOKEN_SECONDS)
             seen = engine.read(["a"], self.limit()).get("a")
             assert version_of(seen) or value is None
 
@@ -153,7 +154,7 @@ class EngineSuite(ABC):
         """Who waits for an entry to expire is woken soon after."""
         engine = self.make_engine()
         commit = engine.commit({"a": None}, {"a": b""}, self.limit(), {"a": EXPIRY_SECONDS})
-        assert engine.wait("a", Entry(commit.version, b""), Deadline(2 * EXPIRY_SECONDS))
+        assert engine.wait("a", Entry(commit.version, b""), Deadline(3 * EXPIRY_SECONDS))
         assert engine.read(["a"], self.limit()) == {}
 
     def test_waiting_for_what_has_happened(self) -> None:

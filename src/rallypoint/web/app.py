@@ -177,7 +177,9 @@ def _json(value: object) -> Response:
 
 
 def _no_run(name: str) -> Response:
-    return Response(msgspec.json.encode({"error": f"no run {name!r}"}), 404, None, "application/json")
+    return Response(
+        msgspec.json.encode({"error": f"no run {name!r}"}), 404, None, "application/json"
+    )
 
 
 def _file(name: str) -> Response:

@@ -11,8 +11,10 @@
 import hmac
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
+
+from rallypoint.store.keyring import Keyring
 
 COOKIE = "rallypoint_view"
 COOKIE_SECONDS = 7 * 86400
@@ -34,15 +36,20 @@ class Guard:
     """Decides on requests by their headers.
 
     Args:
-        token: what a visitor must show, b"": nothing.
+        keys: the tokens of now, since their file may change; none: no token is asked for.
         names: names by which this machine may be called, beside its own and localhost.
     """
 
-    def __init__(self, token: bytes, names: Iterable[str] = ()) -> None:
-        self._token = token
+    def __init__(self, keys: Callable[[], Keyring], names: Iterable[str] = ()) -> None:
+        self._keys = keys
         own = socket.gethostname().lower()
         self._names = {"localhost", own, *(name.lower() for name in names)}
-        self.cookie = hmac.digest(token, b"rallypoint web 1", "sha256").hex() if token else ""
+
+    @property
+    def cookie(self) -> str:
+        """What the form gives to those who know a token; another one once tokens change."""
+        secrets = b"\n".join(sorted(key.secret for key in self._keys().keys))
+        return hmac.digest(secrets, b"rallypoint web 1", "sha256").hex() if secrets else ""
 
     def knows_host(self, header: str) -> bool:
         """Return whether a Host header names this machine."""
@@ -58,12 +65,13 @@ class Guard:
         return True
 
     def is_token(self, shown: str) -> bool:
-        """Return whether a text is the token (or none is needed)."""
-        return not self._token or hmac.compare_digest(shown.encode(), self._token)
+        """Return whether a text is a token that may see all runs (or none is needed)."""
+        keys = self._keys()
+        return not keys or keys.may_view(shown.encode())
 
     def may_look(self, authorization: str, cookies: str) -> bool:
         """Return whether these headers show the token."""
-        if not self._token:
+        if not self._keys():
             return True
         scheme, _, shown = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.is_token(shown.strip()):

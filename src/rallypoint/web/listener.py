@@ -9,6 +9,7 @@ import uvicorn
 
 from rallypoint.server.options import is_loopback
 from rallypoint.server.server import Server
+from rallypoint.store.keyring import Keyring
 from rallypoint.web.app import make_app
 from rallypoint.web.guard import Guard
 
@@ -28,17 +29,18 @@ class Listener:
     """The page of a server.
 
     Args:
-        server: whose runs are shown.
+        server: whose runs are shown; its tokens are asked for off loopback.
         sockets: bound sockets to listen on (see `server.bind`).
-        token: asked for on sockets that are not loopback.
         names: further names by which this machine may be called.
     """
 
     def __init__(
-        self, server: Server, sockets: list[socket.socket], token: bytes, names: tuple[str, ...]
+        self, server: Server, sockets: list[socket.socket], names: tuple[str, ...]
     ) -> None:
         local = all(is_loopback(str(sock.getsockname()[0])) for sock in sockets)
-        app, self._feed = make_app(server, Guard(b"" if local else token, names))
+        nobody = Keyring(b"")
+        guard = Guard(lambda: nobody if local else server.keyring, names)
+        app, self._feed = make_app(server, guard)
         config = uvicorn.Config(
             app,
             log_level="warning",

@@ -17,7 +17,7 @@ def document() -> dict[str, Any]:
     status, server, run, runs = schemas
     one = {"name": "run", "in": "query", "schema": {"type": "string"}, "description": "a run id"}
     path = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string"}}
-    return {
+    made = {
         "openapi": "3.1.0",
         "info": {
             "title": "Rallypoint",
@@ -38,6 +38,8 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # no tuples
+    return plain
 
 
 def _get(
@@ -49,7 +51,7 @@ def _get(
     }
     if parameters:
         answers["404"] = {"description": "there is no such run"}
-    operation = {"operationId": name, "summary": summary, "responses": answers}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": answers}
     if parameters:
         operation["parameters"] = parameters
     return {"get": operation}

@@ -35,7 +35,7 @@ def use_parameters() -> None:
 
 def use_stores() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=10)
-    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=10.0)
+    client = TCPStore(host_name="127.0.0.1", port=server.port, is_master=False, timeout=10.0)
     for store in (HashStore(), PrefixStore("part", client)):
         store.set("key", "value")
         assert store.get("key", timeout=1) == b"value"

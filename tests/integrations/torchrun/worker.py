@@ -8,6 +8,7 @@ worker of rank 1 exits with 3 when the file is there, and takes it away before.
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ def main() -> None:
             sys.exit(3)
         if seen[1] > 0:
             break
+        time.sleep(0.01)
     dist.destroy_process_group()
     print(f"end {where}", flush=True)
 

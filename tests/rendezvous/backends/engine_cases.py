@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.errors import RendezvousConnectionError
+from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -53,9 +53,9 @@ def nodes_meet_share_a_store_and_meet_again(backend: str, endpoint: str) -> None
 
 
 def an_outage_leaves_a_round_alone(
-    backend: str, endpoint: str, stop: Callable[[], None], start: Callable[[], None]
+    backend: str, endpoint: str, stop: Callable[[], object], start: Callable[[], object]
 ) -> None:
-    """For longer than the lease nobody can beat: nobody is lost, and the round goes on."""
+    """Away or full, nobody can beat for longer than the lease: nobody is lost."""
     handlers = [make(backend, endpoint, lease=3) for _ in range(2)]
     try:
         meet(handlers)
@@ -68,6 +68,18 @@ def an_outage_leaves_a_round_alone(
     finally:
         for handler in handlers:
             handler.shutdown()
+
+
+def a_wrong_password_is_told_at_once(backend: str, endpoint: str) -> None:
+    began = time.monotonic()
+    handler = make(backend, endpoint)
+    with pytest.raises(
+        RendezvousStateError, match=r"failed: .*\(user .*password from the URL"
+    ) as caught:
+        handler.next_rendezvous()
+    assert time.monotonic() - began < 5
+    assert "wr0ng" not in str(caught.value)
+    handler.shutdown()
 
 
 def an_engine_that_is_away_is_told(backend: str, endpoint: str) -> None:

@@ -54,6 +54,28 @@ def test_an_outage_leaves_a_round_alone() -> None:
         server.stop()
 
 
+def test_a_full_engine_leaves_a_round_alone() -> None:
+    server = EtcdServers(1, "--quota-backend-bytes", str(4 << 20))
+    try:
+        server.start()
+        cases.an_outage_leaves_a_round_alone(
+            "etcd", server.url("jobs"), server.fill, server.make_room
+        )
+    finally:
+        server.stop()
+
+
+def test_a_wrong_password() -> None:
+    server = EtcdServers(1)
+    try:
+        server.start()
+        server.guard()
+        url = server.url("jobs", credentials="worker:wr0ng")
+        cases.a_wrong_password_is_told_at_once("etcd", url)
+    finally:
+        server.stop()
+
+
 def test_away_at_the_start() -> None:
     (port,) = free_ports(1)
     cases.an_engine_that_is_away_is_told("etcd", f"etcd://u:hidden@127.0.0.1:{port}/x")

@@ -54,6 +54,31 @@ def test_an_outage_leaves_a_round_alone() -> None:
         server.stop()
 
 
+def test_a_full_engine_leaves_a_round_alone() -> None:
+    server = RedisServer()
+    control = RedisEngine("redis://127.0.0.1:" + str(server.port))._link.client
+    try:
+        server.start()
+        cases.an_outage_leaves_a_round_alone(
+            "redis",
+            server.url("jobs"),
+            lambda: bool(control.config_set("maxmemory", "1mb")),
+            lambda: bool(control.config_set("maxmemory", "0")),
+        )
+    finally:
+        server.stop()
+
+
+def test_a_wrong_password() -> None:
+    server = RedisServer("--requirepass", "s3cret")
+    try:
+        server.start()
+        url = server.url("jobs", credentials=":wr0ng")
+        cases.a_wrong_password_is_told_at_once("redis", url)
+    finally:
+        server.stop()
+
+
 def test_away_at_the_start() -> None:
     (port,) = free_ports(1)
     cases.an_engine_that_is_away_is_told("redis", f"redis://u:hidden@127.0.0.1:{port}/x")

@@ -60,6 +60,12 @@ KINDS = st.sampled_from(
 )
 
 
+def budget_of(state: State) -> float:
+    """Return how many failing rounds are followed by another one."""
+    allowed = state.settings.max_restarts if state.settings else None
+    return float("inf") if allowed is None else allowed
+
+
 class Told:
     """What one node has been told last."""
 
@@ -286,22 +292,26 @@ class CoreMachine(RuleBasedStateMachine):
         kinds = {type(event) for event in events}
         old, new = before.phase, after.phase
         if isinstance(new, Closed) and not isinstance(old, Closed):
-            assert kinds & {Close, Fail, Finish}, "L3: something else closed the run"
+            spent = before.restarts > budget_of(before)
+            assert spent or kinds & {Close, Fail, Finish}, "L3: something else closed the run"
             for node in (n for place in PLACES for n in getattr(before, place)):
                 in_time = any(isinstance(e, Leave | Lost) and e.node == node for e in events)
                 last = self.told[node].last
                 assert in_time or isinstance(last, RunClosed | Refused), "C1: not told"
         if after.incarnation == before.incarnation:
             assert after.restarts - before.restarts <= sum(type(e) is Fail for e in events)
-            if not kinds & {Lost, RejoinOver, Join}:
+            if not kinds & {Lost, RejoinOver, Join} and not isinstance(new, Closed):
                 assert after.restarts >= before.restarts, "B1: the budget was refilled"
             if len(events) == 1:
                 self.budget(before, events[0])
         if Fail not in kinds:
             assert after.restarts <= before.restarts
-        budget = after.settings.max_restarts if after.settings else None
         assert after.restarts >= 0
-        assert budget is None or after.restarts <= budget
+        if after.restarts > budget_of(after) and not isinstance(new, Closed):
+            assert after.restarts == budget_of(after) + 1
+            assert isinstance(new, Gathering | LastCall), "B1: passed, and it goes on"
+            cut = not all(member.connected for member in after.candidates.values())
+            assert after.participants or cut, "B1: nobody is missing, and it is not judged"
         live = {node for place in PLACES for node in getattr(before, place)}
         if live & {node for place in PLACES for node in getattr(after, place)}:
             assert before.settings == after.settings, "J6: bounds changed under live nodes"
@@ -309,20 +319,22 @@ class CoreMachine(RuleBasedStateMachine):
             self.sealing(before, new, events[0])
 
     def budget(self, before: State, event: Event) -> None:
-        """B1: charged for a failure that is nobody's loss, given back for the loss of a member."""
+        """B1: charged for each failing round, given back for the loss of a member."""
         old, after = before.phase, self.state
         expected = before.restarts
-        if (
-            isinstance(old, Sealed)
-            and isinstance(event, Fail)
-            and self.run.number > old.record.number
-        ):
-            expected += all(m.connected for m in before.participants.values())
+        if isinstance(old, Sealed) and isinstance(event, Fail):
+            expected += self.run.number > old.record.number
         if isinstance(old, Gathering) and old.charged:
             members = {**before.participants, **before.candidates}
             expected -= any(
                 m.standing is Standing.MEMBER and n in after.fenced for n, m in members.items()
             )
+        new = after.phase
+        if isinstance(new, Closed) and old != new and not isinstance(event, Close):
+            passed = expected > after.restarts == budget_of(after)
+            assert passed is not new.finished, "B1: closed within the budget, or finished beyond it"
+            assert new.finished or (new.by, new.at) == (after.failures[0].node, "")
+            expected -= passed
         assert after.restarts == expected
         if isinstance(event, Lost) and event.cause is Cause.DISCONNECT:
             member = find(before, event.node)
@@ -424,17 +436,21 @@ class CoreMachine(RuleBasedStateMachine):
         return Join(member.node, state.settings, incarnation=state.incarnation, after=due)
 
     def lives(self, rejoining: bool) -> None:
-        """From here, with nodes enough, timers and graces that end, the round is sealed."""
+        """From here, with nodes enough, timers and graces that end, the round is sealed.
+
+        One that began beyond the budget is closed instead, if nobody is lost on the way (B1).
+        """
         state = self.state
         if isinstance(state.phase, Sealed | Closed):
             return
+        spent = state.restarts > budget_of(state)
         number = round_number(state.phase)
         if rejoining:
             for node in sorted(state.participants):
-                if node in state.participants and not isinstance(state.phase, Sealed):
+                if node in state.participants and not isinstance(state.phase, Sealed | Closed):
                     state = advance(state, self.rejoining(state, node)).state
         for node, member in sorted(state.candidates.items()):
-            if not member.connected and not isinstance(state.phase, Sealed):
+            if not member.connected and not isinstance(state.phase, Sealed | Closed):
                 back = (
                     Reconnected(node) if rejoining else Lost(node, Cause.DISCONNECT, member.beats)
                 )
@@ -442,11 +458,14 @@ class CoreMachine(RuleBasedStateMachine):
         wanted: Settings = state.settings or self.run.settings
         for count in range(wanted.min_nodes):
             fresh = a_node(f"fresh{count}")
-            if not isinstance(state.phase, Sealed):
+            if not isinstance(state.phase, Sealed | Closed):
                 state = advance(state, Join(fresh, wanted)).state
         for _ in range(3):
             for timer in timers(state):
                 state = advance(state, timer).state
+        if spent and (rejoining or isinstance(state.phase, Closed)):
+            assert isinstance(state.phase, Closed), "stuck"
+            return
         assert isinstance(state.phase, Sealed), "stuck"
         assert state.phase.record.number == number
 

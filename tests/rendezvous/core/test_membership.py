@@ -361,6 +361,7 @@ def test_c1_closed_stays_closed(event: Event) -> None:
 def test_c7_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.fail("node1")
+    run.rejoin("node1", "node2")
     assert run.phase == "Closed"
     step = run.join(
         "node1",
@@ -369,7 +370,7 @@ def test_c7_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
         incarnation=known,
         after=known,
     )
-    assert (step.state.incarnation, run.number) == (2, 2)
+    assert (step.state.incarnation, run.number) == (2, 3)
     assert run.phase == "LastCall"
     assert (step.state.restarts, step.state.failures, step.state.opening) == (0, (), "")
     assert step.state.settings == a_settings(1, 2)

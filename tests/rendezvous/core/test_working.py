@@ -148,15 +148,21 @@ def test_b1_a_failing_worker_opens_a_round_and_uses_up_the_budget() -> None:
     run.rejoin("node1", "node2")
     assert run.record.restarts == 1
     step = run.fail("node2", a_failure("node2", code=4, at="noon"))
+    assert step.state.phase == Gathering(round=3, former=2, charged=True)
+    assert (step.state.restarts, run.kinds("node1")) == (2, ["RoundOpened"])
+    run.rejoin("node1")
+    run.fail("node2", a_failure("node2", code=5), number=2)
+    assert run.phase == "Gathering"  # node2 may yet turn out to be lost
+    step = run.rejoin("node2")
     why = (
         "a worker failed and max_restarts=1 is used up: "
         "rank 0 (local 0) on node2: exit code 4 at noon"
     )
-    assert step.state.phase == Closed(2, "node2 pid 2", "noon", why)
+    assert step.state.phase == Closed(3, "node2", "noon", why)
     assert step.state.restarts == 1
     (closed,) = run.sent("node1")
     assert isinstance(closed, RunClosed)
-    assert [f.exit_code for f in closed.failures] == [4]
+    assert [f.exit_code for f in closed.failures] == [4, 5]
 
 
 def test_b1_none_is_no_limit_and_membership_changes_cost_nothing() -> None:
@@ -177,6 +183,7 @@ def test_b1_leaving_and_coming_back_does_not_refill_it() -> None:
     run.join("node1b")
     run.rejoin("node2")
     run.fail("node1b")
+    run.rejoin("node1b", "node2")
     assert run.phase == "Closed"
 
 
@@ -219,28 +226,127 @@ def test_b1_as_many_failing_rounds_as_the_budget_and_not_one_more(budget: int) -
         assert run.state.restarts == count
         run.rejoin("node1", "node2")
         assert run.record.restarts == count
-    step = run.fail("node1")
+    run.fail("node1")
+    assert (run.phase, run.state.restarts) == ("Gathering", budget + 1)
+    step = run.rejoin("node1", "node2")
     assert (run.phase, step.state.restarts) == ("Closed", budget)
+
+
+def spent(*names: str, **fields: Any) -> Drive:
+    """Return a run whose node1 has failed beyond the budget; all of them are due."""
+    run = sealed(*names, **{"least": 1, "max_restarts": 0, **fields})
+    run.fail("node1", a_failure("node1 (10.0.0.1) pid 7", code=5, at="noon"))
+    assert (run.phase, run.state.restarts) == ("Gathering", 1)
+    return run
+
+
+def assert_closed_by_the_failure(run: Drive, number: int = 2) -> None:
+    why = (
+        "a worker failed and max_restarts=0 is used up: "
+        "rank 0 (local 0) on node1 (10.0.0.1) pid 7: exit code 5 at noon"
+    )
+    assert run.state.phase == Closed(number, "node1 (10.0.0.1) pid 7", "noon", why)
+    assert (run.state.restarts, [f.exit_code for f in run.state.failures]) == (0, [5])
+
+
+@pytest.mark.parametrize("gone", ["node2", "node3"])
+def test_b1_a_node_lost_without_a_word_is_known_after_the_failure_and_nothing_is_used_up(
+    gone: str,
+) -> None:
+    run = spent("node1", "node2", "node3")
+    left = next(name for name in ("node2", "node3") if name != gone)
+    run.rejoin("node1", left)
+    assert run.phase == "Gathering"
+    assert run.step.reason.endswith(
+        f"waiting for {gone} pid {gone[-1]} to join again (rejoin_timeout=60 s)"
+    )
+    run.lose(gone)
+    assert (run.ranks(), run.record.restarts) == (["node1", left], 0)
+
+
+def test_b1_the_failures_that_a_silent_loss_caused_are_charged_once_all_are_back() -> None:
+    run = spent("node1", "node2", "node3")
+    run.rejoin("node2", "node3")
+    assert run.phase == "Gathering"
+    run.rejoin("node1")
+    assert_closed_by_the_failure(run)
+    for name in ("node1", "node2", "node3"):
+        assert run.kinds(name) == ["RunClosed"]
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_b1_too_few_nodes_do_not_keep_a_run_open_whose_budget_is_passed(least: int) -> None:
+    run = spent("node1", "node2", "node3", least=least)
+    run.leave("node2")
+    run.leave("node3")
+    run.rejoin("node1")
+    assert_closed_by_the_failure(run)
+
+
+def test_b1_it_is_passed_too_when_all_leave_or_finish() -> None:
+    run = spent("node1", "node2")
+    run.leave("node1")
+    run.do(Finish("node2", 1, 1))
+    assert_closed_by_the_failure(run)
+    assert run.kinds("node2") == ["RunClosed"]
+
+
+def test_b1_a_single_node_that_fails_is_asked_for_once_more() -> None:
+    run = spent("node1")
+    run.rejoin("node1")
+    assert_closed_by_the_failure(run)
+
+
+def test_b1_newcomers_and_a_last_call_do_not_let_it_begin_anew() -> None:
+    run = spent("node1", "node2")
+    run.join("node3", "node4", "node5")
+    run.do(Disconnected("node3"))
+    run.leave("node1")
+    run.leave("node2")
+    assert run.phase == "LastCall"  # node3 is cut: not judged yet, and not sealed
+    run.last_call_over()
+    assert (run.phase, run.state.restarts) == ("LastCall", 1)
+    run.do(Reconnected("node3"))
+    assert_closed_by_the_failure(run)
 
 
 @pytest.mark.parametrize("cut", ["node1", "node2", "node3"], ids=["who fails", "one", "another"])
 @pytest.mark.parametrize("budget", [None, 0, 1])
-def test_b1_a_failure_while_a_participant_is_cut_is_not_charged(
+def test_b1_a_failure_while_a_participant_is_cut_is_charged_until_that_is_lost(
     cut: str, budget: int | None
 ) -> None:
     run = sealed("node1", "node2", "node3", max_restarts=budget)
     run.do(Disconnected(cut))
     step = run.fail("node1", a_failure("node1", code=5))
-    assert step.state.phase == Gathering(round=2, former=3)
-    assert (step.state.restarts, [f.exit_code for f in step.state.failures]) == (0, [5])
+    assert step.state.phase == Gathering(round=2, former=3, charged=True)
+    assert (step.state.restarts, [f.exit_code for f in step.state.failures]) == (1, [5])
     assert run.kinds("node3") == ["RoundOpened"]
+    run.rejoin(*({"node1", "node2", "node3"} - {cut}))
+    assert run.phase == "Gathering"
     run.lose(cut, Cause.DISCONNECT)
-    assert run.state.restarts == 0  # nothing was charged, nothing is given back
+    assert run.record.restarts == 0
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["back", "lost"])
+def test_b1_nothing_is_judged_while_one_that_came_is_cut(back: bool) -> None:
+    run = spent("node1", "node2", "node3")
+    run.rejoin("node3")
+    run.do(Disconnected("node3"))
+    run.rejoin("node1", "node2")
+    assert (run.phase, run.state.restarts) == ("Gathering", 1)
+    if back:
+        run.do(Reconnected("node3"))
+        assert_closed_by_the_failure(run)
+    else:
+        run.lose("node3", Cause.DISCONNECT)
+        assert run.ranks() == ["node1", "node2"]
 
 
 @pytest.mark.parametrize("place", ["waiting", "spares", "finished"])
 def test_b1_who_does_not_work_is_no_excuse_for_a_failure(place: str) -> None:
-    run = sealed("node1", "node2", "node3", most=3 if place == "spares" else 4, max_restarts=0)
+    run = sealed(
+        "node1", "node2", "node3", least=1, most=3 if place == "spares" else 4, max_restarts=0
+    )
     if place == "finished":
         run.finish("node3")
     else:
@@ -249,6 +355,11 @@ def test_b1_who_does_not_work_is_no_excuse_for_a_failure(place: str) -> None:
     assert run.places()[place] == [gone]
     run.do(Disconnected(gone))
     run.fail("node1")
+    working = run.places()["participants"]
+    run.rejoin(*working)
+    if place != "finished":
+        assert run.phase == "Gathering"  # a candidate now: it may be back in a moment
+        run.lose(gone, Cause.DISCONNECT)
     assert run.phase == "Closed"
 
 
@@ -256,6 +367,31 @@ def test_b1_a_connection_that_is_back_is_no_excuse_either() -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.do(Disconnected("node2"), Reconnected("node2"))
     run.fail("node1")
+    run.rejoin("node1", "node2")
+    assert run.phase == "Closed"
+
+
+def test_b1_one_that_was_cut_and_is_back_lets_the_failure_count() -> None:
+    run = sealed("node1", "node2", max_restarts=0)
+    run.do(Disconnected("node2"))
+    run.fail("node1")
+    run.rejoin("node1")
+    run.do(Reconnected("node2"))
+    assert run.phase == "Gathering"
+    run.rejoin("node2")
+    assert run.phase == "Closed"
+
+
+def test_b1_a_lower_budget_of_who_opens_a_deserted_run_closes_nothing_by_itself() -> None:
+    run = sealed("node1", least=1, most=1, max_restarts=5)
+    for _ in range(3):
+        run.fail("node1")
+        run.rejoin("node1")
+    run.leave("node1")
+    run.join("node2", settings=a_settings(1, 1, max_restarts=1))
+    assert (run.ranks(), run.record.restarts) == (["node2"], 1)
+    run.fail("node2")
+    run.rejoin("node2")
     assert run.phase == "Closed"
 
 
@@ -331,12 +467,13 @@ def test_b1_what_was_given_back_can_be_spent_again() -> None:
     assert (run.phase, run.state.restarts) == ("Gathering", 1)
     run.rejoin("node1", "node2")
     run.fail("node1")
+    run.rejoin("node1", "node2")
     assert run.phase == "Closed"
 
 
 def test_b1_a_loss_after_the_budget_was_used_up_opens_nothing() -> None:
-    run = sealed("node1", "node2", max_restarts=0)
-    run.fail("node1")
+    run = spent("node1", "node2")
+    run.rejoin("node1", "node2")
     unchanged(run, Lost("node2", Cause.LEASE))
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from rallypoint.errors import StoreConnectionError, StoreError, StoreTimeoutError
+from rallypoint.errors import RallypointError, StoreConnectionError, StoreTimeoutError
 from rallypoint.integrations.agent_round import AgentRound
 
 BACKLOG = 4096
@@ -29,7 +29,7 @@ def _errors() -> Iterator[None]:
         raise dist.DistStoreError(str(error)) from error
     except StoreConnectionError as error:
         raise dist.DistNetworkError(str(error)) from error
-    except StoreError as error:
+    except RallypointError as error:
         raise dist.DistStoreError(str(error)) from error
 
 

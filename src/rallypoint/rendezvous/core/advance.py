@@ -117,7 +117,7 @@ def _rejoin_over(d: Draft, e: RejoinOver) -> None:
 
 def _replacement_wait_over(d: Draft, e: ReplacementWaitOver) -> None:
     phase = d.phase
-    if isinstance(phase, Gathering) and _gathering(d, e.incarnation, e.round):
+    if isinstance(phase, Gathering) and phase.lost and _gathering(d, e.incarnation, e.round):
         d.note = "no replacement came in time"
         d.phase = msgspec.structs.replace(phase, patience_over=True)
 

@@ -194,6 +194,7 @@ class Refusal(StrEnum):
     NODE_RANK = "node-rank"
     FENCED = "fenced"
     STALE = "stale"
+    TOKEN = "token"  # noqa: S105 - what this client's token does not allow
 
 
 class Refused(_Value, frozen=True, tag=True):

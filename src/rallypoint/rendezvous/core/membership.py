@@ -120,6 +120,8 @@ def _welcome(d: Draft, e: Join) -> bool:
         return False
     if d.settings is None or d.is_empty():
         d.settings, d.opened_by = wanted, node.label
+        if wanted.max_restarts is not None:  # a lower budget closes nothing by itself (L3)
+            d.restarts = min(d.restarts, wanted.max_restarts)
     bounds = (d.settings.min_nodes, d.settings.max_nodes)
     if bounds != (wanted.min_nodes, wanted.max_nodes):  # J6
         why = (

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rallypoint.agent import events as agent_events
+from rallypoint.agent import policy
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
@@ -281,6 +282,15 @@ class Checker:
         if not fine or not reason:
             raise Violation("killed", f"{agent.node_id} ends its workers for {event!r}")
 
+    def overlooked(self, agent: "Agent", opened: RoundOpened) -> None:
+        """A node was told a while ago that its round is over: it must not work in it still."""
+        phase = agent.state.phase
+        if not isinstance(phase, policy.Working) or agent.view().opened != opened:
+            return
+        seat = phase.assignment
+        if (seat.incarnation, seat.round) < (opened.incarnation, opened.round):
+            raise Violation("overlooked", f"{agent.node_id} still works in round {seat.round}")
+
     def _reopened(self, incarnation: int, number: int) -> bool:
         return any(o[:2] == (incarnation, number) for o in self.truth.openings)
 
@@ -296,7 +306,7 @@ def check_budget(before: State, after: State, events: tuple[Event, ...]) -> None
     It may be given back: workers that failed because a node was lost are not charged.
     """
     most = after.settings.max_restarts if after.settings else None
-    if most is not None and isinstance(after.phase, Sealed | Closed) and after.restarts > most:
+    if most is not None and isinstance(after.phase, Sealed) and after.restarts > most:
         raise Violation("B1", f"{after.restarts} restarts, at most {most}")
     if after.incarnation == before.incarnation:
         failed = sum(isinstance(event, Fail) for event in events)

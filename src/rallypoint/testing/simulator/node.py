@@ -21,6 +21,7 @@ from rallypoint.rendezvous.core.events import (
     Leave,
     Refusal,
     Refused,
+    RoundOpened,
     RunClosed,
 )
 from rallypoint.rendezvous.core.state import Failure, Node
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
+OVERLOOKED_SECONDS = 2.0  # in which an agent must have acted on the end of its round
 
 
 class Agent(ABC):
@@ -93,7 +95,18 @@ class Agent(ABC):
     def put(self, event: "events.Event | View") -> None:
         """Put something into the inbox."""
         self._inbox.append(event)
+        if isinstance(event, View) and event.opened is not None:
+            self._look_again(event.opened)
         self._pump()
+
+    def _look_again(self, opened: RoundOpened, rested: float = -1.0) -> None:
+        """Check, once it has had time enough to run, that it has acted on what it was told."""
+        now = self.process.paused_seconds()
+        if rested == now:
+            self.world.checker.overlooked(self, opened)
+            return
+        patience = OVERLOOKED_SECONDS * self.process.slowness
+        self.process.call_later(patience, self._look_again, opened, now)
 
     def _pump(self) -> None:
         if not self._pumping and not self._blocked and self._inbox and self.exit is None:

@@ -50,8 +50,12 @@ function takeServer(server) {
   ].join("  ·  "));
   $("health").classList.toggle("bad", server.lag_seconds > 0.5);
   write($("where"), server.endpoint);
+  write($("empty-title"), state.wanted === null ? "No run yet" : `Run ${state.wanted} is not known here yet`);
+  $("empty").hidden = Boolean(state.run);
   if (state.wanted === null && server.runs.length) choose(server.runs[0].run_id, false);
+  const first = items.size === 0;
   drawRuns();
+  if (first) showChosen();
 }
 
 function choose(name, byHand) {
@@ -64,7 +68,13 @@ function choose(name, byHand) {
   $("body").replaceChildren();
   rows.clear();
   drawRuns();
+  showChosen();
   listen();
+}
+
+function showChosen() {
+  const chosen = $("runs").querySelector("[aria-current]");
+  if (chosen) chosen.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 addEventListener("popstate", () => {
@@ -95,7 +105,7 @@ function drawRuns() {
     const [name, badge, dim] = item.firstChild.children;
     write(name, line.run_id);
     write(badge, line.phase);
-    badge.dataset.phase = line.phase;
+    badge.dataset.phase = line.phase; // the colour
     write(dim, `round ${line.round}, ${count(line.nodes, "node", "nodes")}`);
     const chosen = line.run_id === state.wanted;
     if (chosen) item.firstChild.setAttribute("aria-current", "true");
@@ -145,6 +155,7 @@ function drawClocks() {
 
 function drawMissing(run) {
   $("missing").hidden = run.missing.length === 0;
+  write($("missing-count"), run.missing.length > 1 ? run.missing.length.toLocaleString("en") : "");
   const shown = run.missing.slice(0, 50).map((name) => make("li", {}, name));
   if (run.missing.length > 50) shown.push(make("li", {}, `and ${run.missing.length - 50} more`));
   $("missing-list").replaceChildren(...shown);
@@ -288,8 +299,8 @@ function drawMembers() {
   const all = [...run.members, ...gone.values()];
   const tally = {};
   for (const member of all) tally[member.place] = (tally[member.place] || 0) + 1;
-  write($("member-count"), String(run.members.length));
-  write($("places"), Object.entries(tally).map(([place, number]) => `${number} ${place}`).join("  ·  "));
+  write($("member-count"), run.members.length.toLocaleString("en"));
+  write($("places"), Object.entries(tally).map(([place, number]) => `${number.toLocaleString("en")} ${place}`).join("  ·  "));
   const shown = all.filter(matches);
   $("rows").setAttribute("aria-rowcount", String(shown.length + 1));
   const seen = new Set();

@@ -27,7 +27,7 @@ export function bytes(count) {
 
 export function clock(secondsAgo, at) {
   const moment = new Date(at - secondsAgo * 1000);
-  return moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
 
 export function count(number, one, many) {

@@ -1,0 +1,135 @@
+"""`rallypoint doctor`: why nodes do not meet, step by step, with what to do.
+
+Exit codes: 0 nothing is wrong, 1 something is, 2 usage.
+"""
+
+import dataclasses
+import sys
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from rallypoint.cli.plan import nodes as parse_nodes
+from rallypoint.doctor.examination import Question, cause, examine, worst
+from rallypoint.doctor.findings import Finding, Verdict
+from rallypoint.doctor.probe import Probe
+from rallypoint.errors import ParameterError
+from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
+from rallypoint.store.tls import read_tls
+from rallypoint.store.token import read_token
+
+SCHEMA = "rallypoint.doctor/1"
+EXIT_WRONG, EXIT_USAGE = 1, 2
+PLAIN_WIDTH = 100
+_MARKS = {
+    Verdict.OK: ("ok  ", "green"),
+    Verdict.NOTE: ("note", "cyan"),
+    Verdict.WARN: ("warn", "yellow"),
+    Verdict.FAIL: ("FAIL", "bold red"),
+}
+EXAMPLES = """
+\b
+Examples:
+    rallypoint doctor --endpoint first:29400
+    rallypoint doctor --endpoint first:29400 --run-id digits --nnodes 2:4
+"""
+
+
+@click.command("doctor", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--endpoint",
+    "--rdzv-endpoint",
+    "endpoint",
+    required=True,
+    envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
+    metavar="HOST:PORT",
+    help="Where the nodes shall meet, as they are given it.",
+)
+@click.option(
+    "--run-id",
+    "--rdzv-id",
+    "run_id",
+    default="",
+    envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
+    help="The run to look at; the ports of its nodes are tried too.",
+)
+@click.option(
+    "--nnodes",
+    default="",
+    envvar=["RALLYPOINT_NNODES", "PET_NNODES"],
+    metavar="MIN[:MAX]",
+    help="How many nodes shall meet.",
+)
+@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each step may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.doctor/1.")
+def command(
+    endpoint: str, run_id: str, nnodes: str, token_file: str | None, timeout: float, as_json: bool
+) -> None:
+    """Find out, step by step, why nodes do not meet at a server, and say what to do.
+
+    Does what a node would do, from this machine, but joins nothing and changes nothing.
+    """
+    try:
+        host, port = parse_rendezvous_endpoint(endpoint)
+        most = parse_nodes(nnodes)[1] if nnodes else 0
+        token = read_token(None, token_file)
+        question = Question(host, port, run_id, token, most, read_tls())
+    except ParameterError as error:
+        click.echo(f"rallypoint doctor: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    if not as_json:
+        console.print(Text(f"looking at {join_endpoint(host, port)} from here", style="bold"))
+    found = []
+    for finding in examine(question, Probe(timeout)):
+        found.append(finding)
+        if not as_json:
+            console.print(line(finding))
+    if as_json:
+        click.echo(document(endpoint, found))
+    else:
+        console.print(conclusion(found))
+    sys.exit(EXIT_WRONG if worst(found) is Verdict.FAIL else 0)
+
+
+def line(finding: Finding) -> Text:
+    """Return a step as it is shown."""
+    mark, style = _MARKS[finding.verdict]
+    text = Text(mark, style=style)
+    text.append(f"  {finding.step:<10}", style="dim")
+    text.append(f"  {finding.text}", style="")
+    if finding.remedy:
+        text.append(f"\n      -> {finding.remedy}", style="bold" if "FAIL" in mark else "")
+    return text
+
+
+def conclusion(found: list[Finding]) -> Text:
+    """Return the last line: the one thing to mend."""
+    wrong = cause(found)
+    if wrong is None:
+        return Text("nothing wrong was seen from here", style="green")
+    how = "likely cause" if wrong.verdict is Verdict.FAIL else "worth a look"
+    return Text(f"{how}: {wrong.step}: {wrong.text}", style="bold")
+
+
+def document(endpoint: str, found: list[Finding]) -> str:
+    """Return the findings as JSON."""
+    wrong = cause(found)
+    value = {
+        "schema": SCHEMA,
+        "endpoint": endpoint,
+        "verdict": worst(found).value,
+        "cause": None if wrong is None else wrong.step,
+        "findings": [dataclasses.asdict(finding) for finding in found],
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,149 @@
+"""`rallypoint simulate`: what settings will cost a job, before it runs."""
+
+import re
+import statistics
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.testing.simulator.forecast import Forecast, Job, Weather
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with a unit: 30, 90s, 5m, 6h, 1d."""
+
+    name = "duration"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds."""
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no duration; write 30, 90s, 5m, 6h or 1d", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+LONG = Duration()
+
+
+def _default(name: str) -> float:
+    return defaults.value(name)
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(2, 10_000), default=64, show_default=True)
+@click.option("--min-nodes", type=click.IntRange(1), help="Fewest nodes of a round [half of all].")
+@click.option("--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True)
+@click.option(
+    "--mtbf",
+    type=LONG,
+    default="6h",
+    show_default=True,
+    help="Mean time between two failures of nodes, in the whole job.",
+)
+@click.option(
+    "--silent",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
+    help="Share of failures that nobody tells of (power, network).",
+)
+@click.option(
+    "--repair",
+    type=LONG,
+    default="5m",
+    show_default=True,
+    help="Time until a failed node is there again.",
+)
+@click.option(
+    "--stalls",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="How often an hour some node stands still without being dead.",
+)
+@click.option("--stall", type=LONG, default="3s", show_default=True, help="Mean length of that.")
+@click.option(
+    "--stop",
+    "stop_seconds",
+    type=LONG,
+    default="5s",
+    show_default=True,
+    help="Most time that workers take to end.",
+)
+@click.option("--last-call", type=LONG, default=lambda: _default("last_call"))
+@click.option("--lease", type=LONG, default=lambda: _default("lease"))
+@click.option("--disconnect-grace", type=LONG, default=lambda: _default("disconnect_grace"))
+@click.option("--replacement-wait", type=LONG, default=lambda: _default("replacement_wait"))
+@click.option("--rejoin-timeout", type=LONG, default=lambda: _default("rejoin_timeout"))
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    nodes: int, min_nodes: int | None, hours: float, mtbf: float, silent: float, repair: float,
+    stalls: float, stall: float, stop_seconds: float, last_call: float, lease: float,
+    disconnect_grace: float, replacement_wait: float, rejoin_timeout: float, seed: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Tell what these settings will cost a job: rounds, time lost, false losses, detection.
+
+    \b
+    The real rules, server, wire format and agents run on simulated clocks and a simulated
+    network; the same seed gives the same days. Example:
+        rallypoint simulate --nodes 512 --mtbf 6h --hours 24 --last-call 30
+    """
+    settings = Settings(
+        min_nodes=min(nodes, min_nodes or max(1, nodes // 2)),
+        max_nodes=nodes,
+        last_call_seconds=last_call,
+        rejoin_seconds=rejoin_timeout,
+        replacement_seconds=replacement_wait,
+        lease_seconds=lease,
+        grace_seconds=min(disconnect_grace, lease),
+    )
+    weather = Weather(hours, mtbf, silent, repair, stalls, stall)
+    forecast = Job(nodes, settings, weather, stop_seconds, seed).run()
+    if as_json:
+        click.echo(msgspec.json.encode(forecast).decode())
+    else:
+        Console().print(table(forecast, nodes, weather))
+
+
+def table(forecast: Forecast, nodes: int, weather: Weather) -> Table:
+    """Return the figures as a table."""
+    made = Table(title=f"{nodes} nodes, {weather.hours:g} hours", title_justify="left")
+    made.add_column("")
+    made.add_column("value", justify="right")
+    made.add_column("what it means")
+    share = forecast.lost_seconds / (weather.hours * 3600)
+    rows = (
+        ("failures", f"{forecast.failures}", f"{forecast.silent} of them silent"),
+        ("rounds", f"{forecast.rounds}", "each one restarts the workers"),
+        ("time to detect", spread(forecast.detect), "median (worst), from failure to known"),
+        ("time without a round", spread(forecast.pauses), "median (worst) of each pause"),
+        ("time lost", seconds(forecast.lost_seconds), f"{share:.3%} of the time"),
+        ("false losses", f"{forecast.false_losses}", f"of {forecast.stalls} stalls of live nodes"),
+        ("nodes missing", f"{forecast.missing:.2f}", "on average"),
+    )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def spread(values: list[float]) -> str:
+    """Return the median of some durations, and the worst."""
+    if not values:
+        return "-"
+    return f"{seconds(statistics.median(values))} ({seconds(max(values))})"
+
+
+def seconds(value: float) -> str:
+    """Return a duration for people."""
+    return f"{value:.2f} s" if value < 600 else f"{value / 60:.1f} min"

@@ -1,0 +1,151 @@
+"""The steps, each only once the one before has led somewhere.
+
+name -> whose -> connect -> answer -> token -> round trip, clock, server, run -> peers
+"""
+
+import ipaddress
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rallypoint.doctor import findings
+from rallypoint.doctor.findings import Answer, Finding, Verdict
+from rallypoint.doctor.probe import Probe, Talk
+from rallypoint.errors import StoreConnectionError
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.status import run_status
+from rallypoint.store.link import Target
+from rallypoint.store.protocol import DEFAULT_PORT
+from rallypoint.store.tls import NO_TLS, TLS
+
+ROUND_TRIPS = 5
+PEERS_SHOWN = 64
+_ORDER = list(Verdict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a node would do.
+
+    Args:
+        host, port: of the endpoint.
+        run_id: "" to ask about the server only.
+        token: shared secret, b"" for none.
+        nodes: how many shall meet, 0 if that is not known.
+        tls: files for TLS; none: plain TCP.
+    """
+
+    host: str
+    port: int
+    run_id: str = ""
+    token: bytes = field(default=b"", repr=False)
+    nodes: int = 0
+    tls: TLS = NO_TLS
+
+    @property
+    def target(self) -> Target:
+        """The same, as clients take it."""
+        return Target(self.host, self.port, self.run_id, self.token, tls=self.tls)
+
+
+def examine(question: Question, probe: Probe) -> Iterator[Finding]:
+    """Yield what was found, step by step."""
+    begun = time.monotonic()
+    try:
+        infos, trouble = probe.resolve(question.host, question.port), ""
+    except OSError as error:
+        infos, trouble = [], error.strerror or str(error)
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    yield findings.names(question.host, addresses, trouble, time.monotonic() - begun)
+    if not infos:
+        return
+    own = probe.own()
+    loopback = all(_is_loopback(address) for address in addresses)
+    yield findings.whose(addresses, own, question.nodes, loopback)
+    tried = [probe.connect(info) for info in infos]
+    yield findings.reached([place for place, _ in tried], own)
+    for _, sock in tried:
+        if sock is not None:
+            sock.close()
+    good = [info for info, (place, _) in zip(infos, tried, strict=True) if place.code == 0]
+    if not good:
+        yield from _other_port(question, probe)
+        return
+    greeting, talk = probe.greet(good[0], question.target)
+    yield findings.answers(greeting)
+    if greeting.answer is Answer.OURS:
+        yield findings.token(greeting, bool(question.token))
+    if talk is not None:
+        yield from _within(question, probe, talk)
+        talk.close()
+
+
+def _other_port(question: Question, probe: Probe) -> Iterator[Finding]:
+    """The usual port, if the one that was given leads nowhere."""
+    if question.port == DEFAULT_PORT:
+        return
+    usual = replace(question, port=DEFAULT_PORT)
+    for info in probe.resolve(question.host, DEFAULT_PORT):
+        place, sock = probe.connect(info)
+        if sock is not None:
+            sock.close()
+        if place.code == 0:
+            greeting, talk = probe.greet(info, usual.target)
+            if talk is not None:
+                talk.close()
+            if greeting.answer is Answer.OURS:
+                yield findings.elsewhere(question.port, DEFAULT_PORT)
+                return
+
+
+def _within(question: Question, probe: Probe, talk: Talk) -> Iterator[Finding]:
+    try:
+        yield findings.round_trip([talk.round_trip() for _ in range(ROUND_TRIPS)])
+        begun = time.time()
+        server = talk.server()
+        if server is not None:
+            yield findings.clocks(server.wall_time - (begun + time.time()) / 2)
+            yield findings.load(server)
+        report = talk.report() if question.run_id else None
+    except StoreConnectionError as error:
+        yield Finding("server", Verdict.FAIL, str(error), "look at the server's log")
+        return
+    if report is not None:
+        yield findings.run_state(run_status(report))
+        yield findings.peers(probe.peers(_ports(report)))
+
+
+def _ports(report: Report) -> list[tuple[str, str, int]]:
+    """Return the ports at which the workers of a round meet, rank 0's first."""
+    seated = [m for m in report.members if m.place in ("participant", "candidate") and m.node.port]
+    seated.sort(key=lambda m: (m.rank is None, m.rank or 0))
+    return [(m.node.label, m.node.address, m.node.port) for m in seated[:PEERS_SHOWN]]
+
+
+def worst(found: Sequence[Finding]) -> Verdict:
+    """Return the worst verdict."""
+    return max((finding.verdict for finding in found), key=_ORDER.index, default=Verdict.OK)
+
+
+def cause(found: Sequence[Finding]) -> Finding | None:
+    """Return the finding that explains best why nodes do not meet, None if none does."""
+    for verdict in (Verdict.FAIL, Verdict.WARN):
+        for finding in found:
+            if finding.verdict is verdict:
+                return finding
+    return None
+
+
+def in_short(question: Question, seconds: float) -> str:
+    """Return one line on what is wrong, "" if nothing is: for a join that takes long."""
+    found = cause(list(examine(question, Probe(seconds))))
+    if found is None:
+        return ""
+    return f"doctor: {found.step}: {found.text}; {found.remedy}"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.split("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,193 @@
+"""Asking the network, one small question at a time; each ends within its limit."""
+
+import errno
+import secrets
+import selectors
+import socket
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from rallypoint.deadline import Deadline
+from rallypoint.doctor.findings import TLS_ALERT, Answer, Greeting, Place, goodbye
+from rallypoint.errors import AuthenticationError, StoreConnectionError
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.status import ServerStatus
+from rallypoint.store import protocol as p
+from rallypoint.store.connect import AddressInfo, own_addresses, resolve
+from rallypoint.store.link import SOFTWARE, Link, NotOurProtocolError, Target, open_link
+
+_handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
+_server = msgspec.msgpack.Decoder(wire.ServerBody)
+PEERS_AT_ONCE = 16
+_Body = TypeVar("_Body")
+
+
+class Talk:
+    """A conversation with a server of ours, after the handshake."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def round_trip(self) -> float:
+        """Return the seconds that a sign of life takes there and back."""
+        begun = time.monotonic()
+        self._link.send(p.frame(wire.Beat()))
+        self._next(wire.Beat)
+        return time.monotonic() - begun
+
+    def server(self) -> ServerStatus | None:
+        """Return what the server says of itself."""
+        self._link.send(p.frame(wire.Inquire(1, server=True)))
+        answer: wire.Answer = self._next(wire.Answer)
+        return answer.server
+
+    def report(self) -> Report | None:
+        """Return what the run is doing."""
+        self._link.send(p.frame(wire.Inquire(2)))
+        answer: wire.Answer = self._next(wire.Answer)
+        return answer.report
+
+    def close(self) -> None:
+        """End it."""
+        self._link.close()
+
+    def _next(self, kind: type[_Body]) -> _Body:
+        bodies = self._link.receive()
+        if not bodies:
+            raise StoreConnectionError("the server has stopped answering")
+        body = _server.decode(bodies[0])
+        if not isinstance(body, kind):
+            raise StoreConnectionError(f"an answer of another kind: {body!r}")
+        return body
+
+
+class Probe:
+    """What the doctor asks the network; tests put their own in its place.
+
+    Args:
+        seconds: limit of each question.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def resolve(self, host: str, port: int) -> list[AddressInfo]:
+        """Return the addresses of a name (OSError)."""
+        return resolve(host, port, Deadline(self.seconds))
+
+    def own(self) -> list[str]:
+        """Return this machine's addresses."""
+        return own_addresses()
+
+    def connect(self, info: AddressInfo) -> tuple[Place, socket.socket | None]:
+        """Connect to one address; the socket is None if that failed."""
+        family, kind, proto, _name, where = info
+        begun = time.monotonic()
+        try:
+            sock = socket.socket(family, kind, proto)
+        except OSError as error:
+            return self._place(info, begun, error.errno or errno.EAFNOSUPPORT), None
+        sock.setblocking(False)
+        code = sock.connect_ex(where)
+        if code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+            with selectors.DefaultSelector() as selector:
+                selector.register(sock, selectors.EVENT_WRITE)
+                ready = selector.select(self.seconds)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if ready else errno.ETIMEDOUT
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED  # a port of ours that met itself
+        if code:
+            sock.close()
+            return self._place(info, begun, code), None
+        sock.settimeout(self.seconds)
+        return self._place(info, begun, 0), sock
+
+    @staticmethod
+    def _place(info: AddressInfo, begun: float, code: int) -> Place:
+        where = info[4]
+        return Place(str(where[0]), int(where[1]), time.monotonic() - begun, code)
+
+    def peers(self, places: list[tuple[str, str, int]]) -> list[tuple[str, Place]]:
+        """Try the ports of several nodes (label, address, port) side by side."""
+
+        def attempt(label: str, address: str, port: int) -> tuple[str, Place]:
+            try:
+                info = self.resolve(address, port)[0]
+            except OSError as error:
+                return label, Place(address, port, 0.0, error.errno or errno.EHOSTUNREACH)
+            place, sock = self.connect(info)
+            if sock is not None:
+                sock.close()
+            return label, place
+
+        with ThreadPoolExecutor(PEERS_AT_ONCE) as pool:
+            return list(pool.map(lambda row: attempt(*row), places))
+
+    def greet(self, info: AddressInfo, target: Target) -> tuple[Greeting, Talk | None]:
+        """Say hello and prove who we are; the talk is None if it is not to be.
+
+        First by hand, to see what else may listen there; then as every client does.
+        """
+        asks = False
+        if not target.tls.for_clients:
+            seen = self._hello(info, target)
+            if seen.answer is not Answer.OURS:
+                return seen, None
+            asks = seen.asks_token
+        try:
+            link = open_link(target, Deadline(self.seconds), once=True)
+        except AuthenticationError as error:
+            return Greeting(Answer.OURS, str(error), b"", asks, False), None
+        except NotOurProtocolError as error:
+            return Greeting(Answer.REFUSED, str(error)), None
+        except StoreConnectionError as error:
+            return Greeting(Answer.SILENT, str(error)), None
+        link.sock.settimeout(self.seconds)
+        return Greeting(Answer.OURS, "", b"", asks or bool(target.token), True), Talk(link)
+
+    def _hello(self, info: AddressInfo, target: Target) -> Greeting:
+        """Send a hello that proves nothing, and look at the first bytes that come back."""
+        nonce = bytes(p.NONCE_BYTES)
+        hello = p.Hello(p.PROTOCOL_VERSION, target.run, secrets.token_bytes(16), nonce, SOFTWARE)
+        _place, sock = self.connect(info)
+        if sock is None:
+            return Greeting(Answer.CLOSED)
+        with sock:
+            link = Link(sock, target.where)
+            try:
+                link.send(p.frame(hello))
+                first = sock.recv(1 << 16, socket.MSG_PEEK)
+            except TimeoutError:
+                return Greeting(Answer.SILENT, f"for {self.seconds:g} s")
+            except (OSError, StoreConnectionError):
+                first = b""
+            if not first:
+                return self._who_hangs_up(info)
+            try:
+                body = _handshake.decode(link.receive()[0])
+            except (msgspec.DecodeError, StoreConnectionError, IndexError):
+                return Greeting(Answer.OTHER, first=first)
+        if isinstance(body, p.Goodbye):
+            return goodbye(body)
+        if not isinstance(body, p.Challenge):
+            return Greeting(Answer.OTHER, first=first)
+        return Greeting(Answer.OURS, asks_token=bool(body.proof))
+
+    def _who_hangs_up(self, info: AddressInfo) -> Greeting:
+        """What closes on a plain hello without a word may be a server that speaks TLS."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to look
+        _place, sock = self.connect(info)
+        if sock is None:
+            return Greeting(Answer.CLOSED)
+        with sock:
+            try:
+                context.wrap_socket(sock).close()
+            except (OSError, ValueError):
+                return Greeting(Answer.CLOSED)
+        return Greeting(Answer.OTHER, first=TLS_ALERT)

@@ -1,0 +1,96 @@
+"""Who may connect, and how many: what a stranger can cost is bounded here.
+
+* All connections, and those of one address, have a limit; who comes above it is told that
+  the server is busy, and may try again.
+* Those that have proved nothing yet have a limit of their own. Above it the one that has
+  waited longest goes: a client of ours needs milliseconds, so a flood of strangers pushes out
+  strangers.
+* A connection joins at most so often (`Allowance`); one that does more is closed.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rallypoint.store import protocol as p
+
+if TYPE_CHECKING:
+    from rallypoint.server.connection import Connection
+    from rallypoint.server.options import Options
+
+
+class Gate:
+    """The connections of one server.
+
+    Args:
+        options: its limits.
+    """
+
+    def __init__(self, options: "Options") -> None:
+        self._options = options
+        self._of_address: Counter[str] = Counter()
+        self._pending: dict[Connection, None] = {}
+        self.refused = 0
+
+    def enter(self, connection: "Connection", others: int) -> None:
+        """Count a new connection; say goodbye to it, or to another one, at a limit."""
+        options, address = self._options, connection.address
+        self._of_address[address] += 1
+        if others >= options.connections_limit:
+            self._refuse(connection, f"it has its limit of {options.connections_limit} connections")
+        elif self._of_address[address] > options.address_limit:
+            self._refuse(connection, f"{address} has {options.address_limit} connections already")
+        else:
+            self._pending[connection] = None
+            if len(self._pending) > options.handshakes_limit:
+                oldest = next(iter(self._pending))
+                limit = options.handshakes_limit
+                self._refuse(oldest, f"more than {limit} connections have proved nothing yet")
+
+    def _refuse(self, connection: "Connection", why: str) -> None:
+        self.refused += 1
+        self._pending.pop(connection, None)
+        connection.goodbye(p.GOODBYE_BUSY, f"this server is busy: {why}; try again")
+
+    def proved(self, connection: "Connection") -> None:
+        """Its handshake is done."""
+        self._pending.pop(connection, None)
+
+    def leave(self, connection: "Connection") -> None:
+        """It is gone."""
+        self._pending.pop(connection, None)
+        self._of_address[connection.address] -= 1
+        if self._of_address[connection.address] <= 0:
+            del self._of_address[connection.address]
+
+    def overdue(self, before: float) -> "list[Connection]":
+        """Return those that came before that loop time and have not proved themselves."""
+        found = []
+        for connection in self._pending:  # in order of arrival
+            if connection.opened_at >= before:
+                break
+            found.append(connection)
+        return found
+
+
+class Allowance:
+    """So many at once, and so many a second.
+
+    Args:
+        rate: regained each second.
+        burst: most at once.
+        now: loop time.
+    """
+
+    __slots__ = ("_at", "_burst", "_left", "_rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate, self._burst, self._left, self._at = rate, burst, burst, now
+
+    def take(self, now: float) -> bool:
+        """Use one up; return False if there is none."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

@@ -1,0 +1,196 @@
+"""TLS for the server: files that are reloaded, and the layer between socket and connection.
+
+`TLSLayer` is the protocol of the raw transport and the transport of a `Connection`, so a
+connection is the same with TLS and without. It is counted by the gate from the moment that
+it is accepted: a TLS handshake that goes nowhere is under the same limits and deadline as any
+other. A client that does not speak TLS is told so in plain words.
+"""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rallypoint.store import protocol as p
+from rallypoint.store.tls import TLS, stamp, unusable
+from rallypoint.store.tls_socket import binding
+
+if TYPE_CHECKING:
+    from rallypoint.server.connection import Connection
+
+logger = logging.getLogger("rallypoint.server")
+
+READ_BYTES = 64 * 1024
+_HANDSHAKE = 0x16  # type of a TLS record
+_PEM_END = "-----END CERTIFICATE-----"
+
+
+class ServerTLS:
+    """The context of new connections; made anew when a file has changed.
+
+    Args:
+        files: see `TLS`.
+
+    Raises ParameterError for files that cannot be used.
+    """
+
+    def __init__(self, files: TLS) -> None:
+        self._files = files
+        self._stamp = self._now()
+        self.context, self.binding = _load(files)
+
+    def _now(self) -> object:
+        return stamp(self._files.ca, self._files.cert, self._files.key)
+
+    def reload(self) -> None:
+        """Read the files again if they have changed; unusable ones change nothing yet."""
+        found = self._now()
+        if found == self._stamp:
+            return
+        self._stamp = found
+        try:
+            self.context, self.binding = _load(self._files)
+        except ValueError as error:  # ParameterError: half written, or wrong
+            logger.warning("%s; going on with what was read before", error)
+        else:
+            logger.warning("the TLS files have changed: new connections use them")
+
+
+def _load(files: TLS) -> tuple[ssl.SSLContext, bytes]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # a resumed session would be let in by files that are gone
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(files.cert, files.key or None, password="")
+        if files.verify_client:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        own, end, _chain = Path(files.cert).read_text("ascii").partition(_PEM_END)
+        start = own.index("-----BEGIN CERTIFICATE-----")
+        certificate = ssl.PEM_cert_to_DER_cert(own[start:] + end)
+    except OSError as error:  # ssl.SSLError is one
+        raise unusable(files, error) from error
+    return context, binding(certificate)
+
+
+class TLSLayer(asyncio.Protocol):
+    """TLS over one accepted connection.
+
+    Args:
+        tls: the server's files.
+        connection: gets the decrypted bytes, and has this layer as its transport.
+    """
+
+    def __init__(self, tls: ServerTLS, connection: "Connection") -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.context.wrap_bio(self._in, self._out, server_side=True)
+        self._connection = connection
+        self._binding = tls.binding
+        self._has_begun = self._is_open = self._is_plain = False
+
+    # -- protocol of the raw transport ----------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be the connection's transport."""
+        self._raw = cast(asyncio.Transport, transport)
+        self._connection.connection_made(cast(asyncio.Transport, self))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._connection.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Shake hands, then decrypt."""
+        if self._is_plain:
+            return
+        self._in.write(data)
+        try:
+            if not self._is_open and not self._shake(data):
+                return
+            while piece := self._tls.read(READ_BYTES):
+                self._connection.data_received(piece)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._raw.close()
+        except ssl.SSLError as error:
+            self._refuse(error)
+
+    def _shake(self, data: bytes) -> bool:
+        if not self._has_begun and data[0] != _HANDSHAKE:
+            self._is_plain = True
+            self._connection.goodbye(
+                p.GOODBYE_PROTOCOL,
+                "this server speaks TLS: give its authority (RALLYPOINT_TLS_CA, tls_ca)",
+            )
+            return False
+        self._has_begun = True
+        self._tls.do_handshake()
+        self._is_open = True
+        self._connection.binding = self._binding
+        self._flush()
+        return True
+
+    def _refuse(self, error: ssl.SSLError) -> None:
+        logger.info("TLS with %s: %s", self._connection.peer, error.reason or error)
+        self._flush()  # the alert that says why
+        self._raw.close()
+
+    def _flush(self) -> None:
+        data = self._out.read()
+        if data:
+            self._raw.write(data)
+
+    # -- transport of the connection ------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Encrypt and send; before the handshake is done there is nobody to tell."""
+        if self._is_plain:
+            self._raw.write(data)
+        elif self._is_open:
+            try:
+                self._tls.write(data)
+            except ssl.SSLError:  # its own goodbye has been said
+                self._raw.abort()
+            else:
+                self._flush()
+
+    def write_eof(self) -> None:
+        """End our direction."""
+        self._flush()
+        if self._raw.can_write_eof() and not self._raw.is_closing():
+            self._raw.write_eof()
+
+    def abort(self) -> None:
+        """End at once."""
+        self._raw.abort()
+
+    def is_closing(self) -> bool:
+        """Return whether it has ended."""
+        return self._raw.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that the client has not read."""
+        return self._raw.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Take nothing more."""
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        self._raw.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the raw transport knows."""
+        return self._raw.get_extra_info(name, default)

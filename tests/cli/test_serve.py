@@ -1,0 +1,176 @@
+"""`rallypoint serve`: what it says when it cannot start, and when and how it ends."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rallypoint.cli import main
+from rallypoint.cli import serve as module
+from rallypoint.errors import StoreConnectionError
+from rallypoint.server.server import Server
+from rallypoint.store.tcp import TCPStore
+
+LIMIT_SECONDS = 30
+
+
+def serve(*options: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, ["serve", *options], env=environment)
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A server in this process changes what signals do to it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# -- it cannot start -----------------------------------------------------------------------
+
+
+def assert_one_line(result: Result, *words: str) -> None:
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rallypoint serve: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize("option", ["--bind", "--http"])
+def test_a_port_in_use_is_named(port: int, option: str) -> None:
+    if option == "--http":
+        pytest.importorskip("starlette")
+    free = [] if option == "--bind" else ["--bind=127.0.0.1:0"]
+    with socket.create_server(("127.0.0.1", port)):
+        result = serve(*free, f"{option}=127.0.0.1:{port}")
+    assert_one_line(result, f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+def test_an_unknown_host_is_named() -> None:
+    assert_one_line(serve("--bind=nope.invalid:29400"), "cannot listen on nope.invalid:29400: ")
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    assert_one_line(serve("--bind=192.0.2.1:29400"), "cannot listen on 192.0.2.1:29400: ")
+
+
+@pytest.mark.parametrize("where", ["host", "host:http", "host:70000"])
+def test_an_endpoint_that_is_none_is_named(where: str) -> None:
+    assert_one_line(serve(f"--bind={where}"), where.partition(":")[0])
+
+
+def test_other_addresses_than_loopback_need_a_token() -> None:
+    assert_one_line(serve("--bind=0.0.0.0:0", RALLYPOINT_TOKEN=""), "0.0.0.0 without a token")
+
+
+def test_a_token_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert_one_line(
+        serve("--bind=127.0.0.1:0", f"--token-file={path}"),
+        f"token_file={str(path)!r} cannot be read", "No such file",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    assert_one_line(
+        serve("--bind=127.0.0.1:0", f"--token-file={path}"), f"token_file={str(path)!r} is empty"
+    )
+
+
+def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _name: None)
+    result = serve("--bind=127.0.0.1:0", "--http=127.0.0.1:0")
+    assert_one_line(result, "--http needs the extra: pip install 'rallypoint[web]'")
+
+
+# -- it ends -------------------------------------------------------------------------------
+
+
+def test_a_server_that_fails_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def start(server: Server) -> None:
+        await begin(server)
+        server.loop.call_soon(lambda: {}["a fault in the core"])
+
+    begin = Server.start
+    monkeypatch.setattr(Server, "start", start)
+    result = serve("--bind=127.0.0.1:0")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout.startswith("serving on 127.0.0.1:")
+    last = result.stderr.splitlines()[-1]
+    assert last == "rallypoint serve: the server has failed: KeyError('a fault in the core')"
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert record.exc_info is not None  # where it failed is in the log
+
+
+def test_a_log_in_which_nothing_was_said_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def at_once(_server: Server) -> None:
+        pass
+
+    monkeypatch.setattr(Server, "serve", at_once)
+    for text in ("", "held up"):
+        log = tmp_path / f"log{len(text)}"
+        log.write_text(text)
+        assert serve("--bind=127.0.0.1:0", f"--log-file={log}").exit_code == 0
+        assert log.exists() is bool(text)
+
+
+def started(*options: str, **environment: str) -> "tuple[subprocess.Popen[str], int]":
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rallypoint", "serve", "--bind=127.0.0.1:0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline().rpartition(":")[2])
+
+
+def assert_ends_quietly(process: "subprocess.Popen[str]") -> None:
+    with process:
+        _out, err = process.communicate(timeout=LIMIT_SECONDS)
+        assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_quietly_and_refuses_a_wrong_token(number: signal.Signals) -> None:
+    process, port = started(RALLYPOINT_TOKEN="right")
+    with pytest.raises(StoreConnectionError, match=r"does not know this client's token"):
+        TCPStore("127.0.0.1", port, token="wrong")
+    with TCPStore("127.0.0.1", port, token="right") as store:
+        store.set("key", b"x")
+    process.send_signal(number)
+    assert_ends_quietly(process)
+
+
+@pytest.mark.integration
+def test_until_empty_it_stays_for_its_last_client_and_then_ends() -> None:
+    process, port = started("--until-empty")
+    with TCPStore("127.0.0.1", port) as first, TCPStore("127.0.0.1", port) as last:
+        first.close()
+        process.send_signal(signal.SIGTERM)  # a scheduler signals all: the members go first
+        last.set("key", b"x")
+        assert last.get("key") == b"x"
+        assert process.poll() is None
+        began = time.monotonic()
+    assert_ends_quietly(process)
+    assert time.monotonic() - began < LIMIT_SECONDS

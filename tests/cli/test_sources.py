@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+from tests.rendezvous.core.builders import a_node, a_settings
+
+from rallypoint.cli.sources import ServerSource, SharedSource, open_source
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError, RendezvousConnectionError
+from rallypoint.rendezvous.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.core import codec
+from rallypoint.rendezvous.core.advance import advance
+from rallypoint.rendezvous.core.events import Event, Join, Leave
+from rallypoint.rendezvous.core.state import State
+from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.rendezvous.status import RunStatus
+
+SETTINGS = a_settings(2, 2)
+
+
+class Kept:
+    """A run in a backend, written to as nodes would."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryRendezvousBackend()
+        self.source = SharedSource(self.backend, "memory")
+        self.state = State("job")
+        self._token: object = None
+
+    def do(self, *events: Event) -> None:
+        self.state = advance(self.state, *events).state
+        answer = self.backend.set_state(codec.encode(self.state), self._token)
+        assert answer is not None
+        self._token = answer[1]
+
+    def look(self) -> RunStatus:
+        (run,) = self.source.read("job", Deadline(1)).runs
+        return run
+
+
+def test_a_single_look_at_a_shared_state_knows_no_times() -> None:
+    kept = Kept()
+    kept.do(Join(a_node("n1"), SETTINGS))
+    run = kept.look()
+    assert run.phase == "gathering"
+    assert run.since_seconds is None
+    assert run.members[0].heard_seconds is None
+    assert run.rounds == ()
+
+
+def test_who_looks_again_sees_what_has_happened() -> None:
+    kept = Kept()
+    kept.do(Join(a_node("n1"), SETTINGS), Join(a_node("n2"), SETTINGS))
+    kept.look()
+    kept.do(Leave("n2"))
+    run = kept.look()
+    assert run.since_seconds is not None
+    assert [line.number for line in run.rounds] == [1, 2]
+    assert "n2" in run.rounds[0].ended_because
+    assert run.members[0].heard_seconds is not None
+
+
+def test_a_state_that_is_not_there_is_a_run_that_nobody_has_joined() -> None:
+    assert Kept().look().settings is None
+
+
+def test_a_file_is_looked_at_and_never_made(tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    with pytest.raises(ParameterError, match="there is no such file"):
+        open_source("file", str(path), "job", b"")
+    assert not path.exists()
+    state = advance(State("job"), Join(a_node("n1"), SETTINGS)).state
+    FileRendezvousBackend(str(path), "job").set_state(codec.encode(state))
+    source = open_source("file", f"file://{path}", "job", b"")
+    (run,) = source.read("job", Deadline(1)).runs
+    assert [member.id for member in run.members] == ["n1"]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "run_id", "text"),
+    [
+        ("file", None, "give --run-id"),
+        ("static", "job", "give core, file, etcd or redis"),
+        ("core", None, "the port 'x' is not a number"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(backend: str, run_id: str | None, text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        open_source(backend, "h:x", run_id, b"")
+
+
+@pytest.mark.integration
+def test_a_server_that_is_not_there_is_named() -> None:
+    source = ServerSource(f"127.0.0.1:{free_port('127.0.0.1')}", b"")
+    with pytest.raises(RendezvousConnectionError, match=r"^cannot reach 127\.0\.0\.1") as failure:
+        source.read(None, Deadline(0.3))
+    assert "join=" not in str(failure.value)
+    source.close()

@@ -1,0 +1,96 @@
+import pytest
+from tests.cli.golden import check, drawn
+from tests.rendezvous.core.builders import a_failure, a_node, a_settings
+
+from rallypoint.cli.status_view import MEMBERS_SHOWN, duration, picture
+from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
+from rallypoint.rendezvous.status import SCHEMA, RunLine, ServerStatus, Status, run_status
+
+LOST = "gpu-03 pid 3 was lost: its connection was cut and did not come back"
+
+
+def server(runs: int = 1) -> ServerStatus:
+    lines = tuple(RunLine(f"run-{i}", "sealed", 1, 2, "at work") for i in range(runs))
+    return ServerStatus(
+        "10.0.0.1:29400", "1.0", 1, 7, 4000.0, 0.0, 9, 100, 5000, 0.002, 0.1, 0, 0, runs, lines
+    )
+
+
+def shown(*reports: Report, runs: int = 1) -> str:
+    return drawn(picture(Status(SCHEMA, "x", server(runs), tuple(map(run_status, reports)))))
+
+
+def member(number: int, place: str, rank: int | None, **more: object) -> Member:
+    node = a_node(f"gpu-{number:02d}", slot=f"pod-{number}")
+    return Member(node, place, rank, **{"since_seconds": 75.0, "heard_seconds": 1.2, **more})  # type: ignore[arg-type] # as given
+
+
+ROUNDS = (
+    RoundLine(1, 1, 1300.0, "", 1270.0, "the last call is over with 3 of up to 4 nodes", 80.0,
+              LOST, 3, ("gpu-03 pid 3",)),
+    RoundLine(1, 2, 80.0, LOST, 75.0, "all that are alive have come: 2 nodes", None, "", 2),
+)  # fmt: skip
+
+
+def test_a_run_at_work() -> None:
+    members = (
+        member(1, "participant", 0),
+        member(2, "participant", 1, connected=False),
+        member(4, "waiting", None, heard_seconds=9.0),
+    )
+    report = Report(
+        "digits", "sealed", 1, 2, "round 2 is at work with 2 nodes; 1 wait for the next round",
+        (), members, a_settings(2, 4, max_restarts=3), 1, "s", 75.0, "gpu-01 pid 1",
+        (RunningTimer("gpu-02 pid 2 may come back", "disconnect_grace", 0.6),), ROUNDS,
+        (a_failure("gpu-02 pid 2", 9, round=1),), (("c0ffee00aa", LOST),),
+    )  # fmt: skip
+    check("status-at-work", shown(report))
+
+
+def test_a_run_that_waits() -> None:
+    report = Report(
+        "digits", "gathering", 2, 5, "1 of at least 3 nodes have joined round 5; waiting for 2 more",
+        (), (member(1, "candidate", None),), a_settings(3, 3), 0, "s", 12.0, "gpu-01 pid 1",
+        (), (RoundLine(2, 5, 12.0),),
+    )  # fmt: skip
+    check("status-waiting", shown(report, runs=3))
+
+
+def test_a_server_without_runs() -> None:
+    assert "no run is known there" in shown(runs=0)
+
+
+def test_many_members_are_counted() -> None:
+    members = tuple(member(i, "participant", i) for i in range(100))
+    report = Report(
+        "big", "sealed", 1, 1, "at work", members=members, settings=a_settings(100, 100)
+    )
+    text = shown(report)
+    assert f"and {100 - MEMBERS_SHOWN} more (--json shows all)" in text
+    assert "gpu-99" not in text
+
+
+def test_what_is_not_known_of_a_shared_state_is_left_out() -> None:
+    report = Report("r", "sealed", 1, 1, "at work", members=(Member(a_node("n1"), "participant"),))
+    text = drawn(picture(Status(SCHEMA, "a file", None, (run_status(report),))))
+    assert "None" not in text
+    assert text.startswith("\nrun r  sealed, round 1\n")
+
+
+def test_markup_in_names_is_text() -> None:
+    node = a_node("n1", address="[red]x[/red]")
+    report = Report("[b]r[/b]", "sealed", 1, 1, "[i]", members=(Member(node, "participant"),))
+    text = shown(report)
+    assert "[b]r[/b]" in text
+    assert "[red]x[/red]" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""), (0.04, "0.0 s"), (9.9, "9.9 s"), (10, "10 s"), (61, "1 min 1 s"),
+        (120, "2 min"), (3700, "1 h 1 min"), (90_000, "1 d 1 h"), (86_400, "1 d"),
+    ],
+)  # fmt: skip
+def test_durations_are_in_words(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text

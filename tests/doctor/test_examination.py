@@ -1,0 +1,249 @@
+"""The ten broken set-ups, each named by the doctor; most of them for real on loopback."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.certificates import make_certificates
+from tests.web.crowd import Crowd
+from tests.web.serving import served
+
+from rallypoint.doctor.examination import Question, cause, examine, in_short, worst
+from rallypoint.doctor.findings import Finding, Place, Verdict
+from rallypoint.doctor.probe import Probe
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+from rallypoint.store import protocol as p
+from rallypoint.store.connect import AddressInfo
+
+pytestmark = pytest.mark.integration
+LOOPBACK = "127.0.0.1"
+SECONDS = 1.0
+
+
+def found(question: Question, probe: Probe | None = None) -> dict[str, Finding]:
+    return {finding.step: finding for finding in examine(question, probe or Probe(SECONDS))}
+
+
+def named(question: Question, probe: Probe | None = None) -> Finding:
+    wrong = cause(list(found(question, probe).values()))
+    assert wrong is not None
+    assert wrong.remedy
+    return wrong
+
+
+@contextlib.contextmanager
+def answering(reply: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A program that takes one connection after another and answers as told."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # closed by the test
+                while True:
+                    sock, _ = listening.accept()
+                    with sock, contextlib.suppress(OSError):
+                        reply(sock)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def saying(said: bytes) -> Callable[[socket.socket], None]:
+    """Return what answers a hello with these bytes."""
+
+    def reply(sock: socket.socket) -> None:
+        sock.recv(4096)
+        sock.sendall(said)
+        sock.recv(9)
+
+    return reply
+
+
+@contextlib.contextmanager
+def hosted(token: bytes = b"") -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(LOOPBACK, 0, Options(token=token))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# -- one after the other --------------------------------------------------------------------
+
+
+def test_1_a_name_that_does_not_resolve() -> None:
+    wrong = named(Question("nope.invalid", 29400))
+    assert (wrong.step, wrong.verdict) == ("name", Verdict.FAIL)
+    assert "nope.invalid does not resolve" in wrong.text
+
+
+def test_2_a_wrong_port() -> None:
+    wrong = named(Question(LOOPBACK, free_port(LOOPBACK)))
+    assert wrong.step == "connect"
+    assert "connection refused" in wrong.text
+    assert "nobody listens on port" in wrong.remedy
+
+
+def test_2_a_wrong_port_where_the_right_one_is_the_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hosted() as server:
+        monkeypatch.setattr("rallypoint.doctor.examination.DEFAULT_PORT", server.port)
+        steps = found(Question(LOOPBACK, free_port(LOOPBACK)))
+    assert steps["port"].remedy == f"did you mean port {server.port}?"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "an SSH server"),
+        (b"-ERR unknown command\r\n", "a Redis server"),
+        (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00", "etcd"),
+        (b"what?", "it sent b'what?'"),
+    ],
+)
+def test_3_another_program_on_the_port(said: bytes, kind: str) -> None:
+    with answering(saying(said)) as port:
+        wrong = named(Question(LOOPBACK, port))
+    assert wrong.step == "answer"
+    assert "another program listens there" in wrong.text
+    assert kind in wrong.text
+
+
+def test_3_another_program_that_hangs_up() -> None:
+    with answering(lambda sock: None) as port:
+        wrong = named(Question(LOOPBACK, port))
+    assert (wrong.step, wrong.verdict) == ("answer", Verdict.FAIL)
+
+
+def test_4_a_firewall_that_drops() -> None:
+    # a full queue of connections drops what comes next, as a firewall does
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind((LOOPBACK, 0))
+        full.listen(0)
+        for _ in range(4):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        wrong = named(Question(LOOPBACK, full.getsockname()[1]))
+    assert wrong.step == "connect"
+    assert "says nothing" in wrong.text
+    assert "firewall" in wrong.remedy
+
+
+@pytest.mark.parametrize(
+    ("server", "mine", "text"),
+    [
+        (b"sesame", b"", "asks for a token, and this node has none"),
+        (b"sesame", b"other", "token is another one"),
+        (b"", b"sesame", "the server was started without"),
+    ],
+)
+def test_5_a_wrong_token(server: bytes, mine: bytes, text: str) -> None:
+    with hosted(server) as running:
+        wrong = named(Question(LOOPBACK, running.port, token=mine))
+    assert (wrong.step, wrong.verdict) == ("token", Verdict.FAIL)
+    assert text in wrong.text
+
+
+def test_6_a_port_that_speaks_tls(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.cert, made.key)
+
+    def shake(sock: socket.socket) -> None:
+        with contextlib.suppress(ssl.SSLError):  # a plain hello is no handshake
+            context.wrap_socket(sock, server_side=True).close()
+
+    with answering(shake) as port:
+        wrong = named(Question(LOOPBACK, port))
+    assert wrong.step == "answer"
+    assert "speaks TLS, and this node speaks plain" in wrong.text
+
+
+def test_7_another_version() -> None:
+    said = p.frame(p.Goodbye(p.GOODBYE_VERSION, "this server speaks protocol 9"))
+    with answering(saying(said)) as port:
+        wrong = named(Question(LOOPBACK, port))
+    assert (wrong.step, wrong.text) == ("answer", "this server speaks protocol 9")
+    assert "same version" in wrong.remedy
+
+
+class WithoutIPv6(Probe):
+    """A machine without a route for IPv6, and a name that has nothing else."""
+
+    def resolve(self, host: str, port: int) -> list[AddressInfo]:
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", port, 0, 0))]
+
+    def connect(self, info: AddressInfo) -> tuple[Place, socket.socket | None]:
+        return Place(str(info[4][0]), int(info[4][1]), 0.0, errno.ENETUNREACH), None
+
+
+def test_8_ipv6_only() -> None:
+    wrong = named(Question("six.example", 29400), WithoutIPv6(SECONDS))
+    assert wrong.step == "connect"
+    assert "network is unreachable" in wrong.text
+    assert "IPv6 addresses that this machine has no route to" in wrong.remedy
+
+
+def test_9_loopback_with_several_nodes() -> None:
+    with hosted() as server:
+        wrong = named(Question(LOOPBACK, server.port, "run", nodes=2))
+    assert wrong.step == "whose"
+    assert "loopback, and 2 nodes shall meet there" in wrong.text
+    assert "nodes on other machines meet themselves" in wrong.remedy
+
+
+def test_10_a_server_that_is_frozen() -> None:
+    with served() as server:
+        pid = server.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wrong = named(Question(LOOPBACK, server.port))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert wrong.step == "answer"
+    assert "takes connections and says nothing" in wrong.text
+    assert "stopped or overloaded" in wrong.remedy
+
+
+# -- and when all is well ----------------------------------------------------------------------
+
+
+def test_nothing_is_wrong_with_a_run_at_work() -> None:
+    with hosted(b"") as server, Crowd(server.port, "job", Settings(2, 2)) as crowd:
+        crowd.join("n1", "n2")
+        steps = found(Question(LOOPBACK, server.port, "job"))
+    assert list(steps) == [
+        "name", "whose", "connect", "answer", "token", "round trip", "clock", "server", "run",
+        "peers",
+    ]  # fmt: skip
+    del steps["peers"]  # the crowd's addresses are nobody's
+    assert worst(list(steps.values())) is Verdict.OK, steps
+
+
+def test_in_short_is_one_line_or_none() -> None:
+    with hosted() as server:
+        assert in_short(Question(LOOPBACK, server.port, "job"), SECONDS) == ""
+        line = in_short(Question(LOOPBACK, server.port, "job", nodes=3), SECONDS)
+        assert line.startswith("doctor: whose: the endpoint is loopback")
+        assert "\n" not in line
+
+
+def test_looking_leaves_nothing_behind() -> None:
+    from rallypoint.deadline import Deadline
+
+    with hosted() as server:
+        found(Question(LOOPBACK, server.port, "job"))
+        assert server.call(lambda s: list(s.runs), Deadline(5)) == []

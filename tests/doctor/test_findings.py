@@ -1,0 +1,97 @@
+import errno
+
+import pytest
+from tests.rendezvous.core.builders import a_settings
+
+from rallypoint.doctor import findings
+from rallypoint.doctor.findings import Answer, Greeting, Place, Verdict
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.status import ServerStatus, run_status
+
+
+def place(address: str, code: int = 0) -> Place:
+    return Place(address, 29400, 0.002, code)
+
+
+def server(lag_seconds: float) -> ServerStatus:
+    return ServerStatus("h:1", "1", 1, 2, 3.0, 4.0, 5, 6, 7, lag_seconds, lag_seconds, 8, 9, 1, ())
+
+
+def test_a_slow_name_service_is_worth_a_look() -> None:
+    assert findings.names("h", ["10.0.0.1"], "", 0.1).verdict is Verdict.OK
+    assert findings.names("h", ["10.0.0.1"], "", 3.0).verdict is Verdict.WARN
+
+
+def test_whose_an_address_is() -> None:
+    own = ["127.0.0.1", "::1", "10.0.0.1"]
+    assert "this machine's" in findings.whose(["10.0.0.1"], own, 2, False).text
+    assert "another machine's (this one has 10.0.0.1)" in (
+        findings.whose(["10.0.0.2"], own, 2, False).text
+    )
+    assert findings.whose(["127.0.0.1"], own, 1, True).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("places", "verdict", "remedy"),
+    [
+        ([place("10.0.0.1")], Verdict.OK, ""),
+        ([place("::2", errno.ECONNREFUSED), place("10.0.0.1")], Verdict.WARN, "IPv4 against IPv6"),
+        ([place("10.0.0.9", errno.ECONNREFUSED)], Verdict.FAIL, "that host is up"),
+        ([place("10.0.0.1", errno.ECONNREFUSED)], Verdict.FAIL, "on port 29400 here"),
+        ([place("10.0.0.9", errno.ETIMEDOUT)], Verdict.FAIL, "open port 29400 in the firewall"),
+        ([place("10.0.0.9", errno.EHOSTUNREACH)], Verdict.FAIL, "no route to"),
+        ([place("2001:db8::1", errno.ENETUNREACH)], Verdict.FAIL, "an address of IPv4 kind"),
+    ],
+)
+def test_why_nothing_connects(places: list[Place], verdict: Verdict, remedy: str) -> None:
+    finding = findings.reached(places, ["127.0.0.1", "10.0.0.1"])
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize("answer", list(Answer))
+def test_every_answer_is_judged(answer: Answer) -> None:
+    finding = findings.answers(Greeting(answer, "text"))
+    assert (finding.verdict is Verdict.OK) == (answer is Answer.OURS)
+    assert bool(finding.remedy) == (answer is not Answer.OURS)
+
+
+def test_a_far_server_and_a_late_one_are_worth_a_look() -> None:
+    assert findings.round_trip([0.001, 0.002]).verdict is Verdict.OK
+    assert findings.round_trip([0.3, 0.4]).verdict is Verdict.WARN
+    assert findings.load(server(0.0)).verdict is Verdict.OK
+    assert findings.load(server(2.0)).verdict is Verdict.WARN
+
+
+def test_clocks_are_told_and_never_wrong() -> None:
+    assert "0.5 s behind" in findings.clocks(0.5).text
+    assert "3600.0 s ahead" in findings.clocks(-3600).text
+    assert findings.clocks(-3600).verdict is Verdict.NOTE
+
+
+@pytest.mark.parametrize(
+    ("phase", "opened", "verdict", "remedy"),
+    [
+        ("sealed", True, Verdict.OK, ""),
+        ("gathering", True, Verdict.NOTE, ""),
+        ("gathering", False, Verdict.NOTE, "compare them"),
+        ("closed", True, Verdict.FAIL, "--new-incarnation"),
+    ],
+)
+def test_the_run_itself(phase: str, opened: bool, verdict: Verdict, remedy: str) -> None:
+    settings = a_settings(2, 2) if opened else None
+    finding = findings.run_state(run_status(Report("r", phase, 1, 1, "why", settings=settings)))
+    assert finding.verdict is verdict
+    assert remedy in finding.remedy
+
+
+def test_peers_that_do_not_answer_are_named() -> None:
+    fine = ("n1", place("10.0.0.1")), ("n2", place("10.0.0.2", errno.ECONNREFUSED))
+    assert findings.peers(fine).verdict is Verdict.OK
+    assert findings.peers(()).verdict is Verdict.NOTE
+    silent = findings.peers((*fine, ("n3", place("10.0.0.3", errno.ETIMEDOUT))))
+    assert silent.verdict is Verdict.WARN
+    assert "n3 at 10.0.0.3:29400" in silent.text
+    assert "--local-addr" in silent.remedy
+    lost = findings.peers([("n4", place("10.0.0.4", errno.EHOSTUNREACH))])
+    assert "no route to host" in lost.text

@@ -1,0 +1,129 @@
+"""Every public error, provoked for real: it says what, where, how long, who, and what to change."""
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from tests.integration.nodes import Cluster
+from tests.test_errors import own_classes
+
+from rallypoint import errors
+from rallypoint.rendezvous.api import RendezvousParameters
+from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.store.tcp import TCPStore
+
+pytestmark = pytest.mark.integration
+NOW = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+LOOPBACK = "127.0.0.1"
+
+
+def parameter(_cluster: Cluster) -> None:
+    RendezvousParameters("core", "h:1", "job", 3, 2)
+
+
+def closed(cluster: Cluster) -> None:
+    first = cluster.handler(1, 2, target_nodes=1)
+    first.next_rendezvous()
+    first.set_closed()
+    cluster.handler(1, 2, target_nodes=1).next_rendezvous()
+
+
+def timed_out(cluster: Cluster) -> None:
+    cluster.handler(2, 2, join=0.3).next_rendezvous()
+
+
+def unreachable(cluster: Cluster) -> None:
+    port = free_port(LOOPBACK)
+    cluster.handler(1, 1, endpoint=f"{LOOPBACK}:{port}", join=0.3).next_rendezvous()
+
+
+def other_bounds(cluster: Cluster) -> None:
+    cluster.handler(1, 2, target_nodes=1).next_rendezvous()
+    cluster.handler(3, 4).next_rendezvous()
+
+
+def not_needed(cluster: Cluster) -> None:
+    worker, spare = cluster.handler(1, 1), cluster.handler(1, 1)
+    worker.next_rendezvous()
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(spare.next_rendezvous)
+        cluster.wait_for("spare", 1)
+        worker.finish()
+        joining.result(20)
+
+
+def store(cluster: Cluster, timeout: float = 5.0) -> TCPStore:
+    return TCPStore(LOOPBACK, cluster.server.port, run=cluster.run_id, timeout=timeout)
+
+
+def store_timed_out(cluster: Cluster) -> None:
+    with closing(store(cluster)) as kept:
+        kept.get("weights/7", 0.2)
+
+
+def store_unreachable(_cluster: Cluster) -> None:
+    TCPStore(LOOPBACK, free_port(LOOPBACK), timeout=0.3).set("a", b"b")
+
+
+def not_known(cluster: Cluster) -> None:
+    TCPStore(LOOPBACK, cluster.server.port, token=b"sesame", timeout=2).set("a", b"b")
+
+
+def no_number(cluster: Cluster) -> None:
+    with closing(store(cluster)) as kept:
+        kept.set("epoch", b"three")
+        kept.add("epoch", 1)
+
+
+def too_long(cluster: Cluster) -> None:
+    with closing(store(cluster)) as kept:
+        kept.set("k" * 100_000, b"")
+
+
+# class -> what provokes it, and what its words must hold
+WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple[str, ...]]] = {
+    errors.ParameterError: (parameter, ("min_nodes", "max_nodes", "3", "2")),
+    errors.RendezvousClosedError: (closed, (r"run 'run-\d+'", rf"closed at {NOW} by .* pid", "new_incarnation")),
+    errors.RendezvousTimeoutError: (
+        timed_out,
+        (r"run 'run-\d+'", "join=0.3 s", rf"{LOOPBACK}:\d+", "1 of at least 2 nodes", "here: .*pid"),
+    ),
+    errors.RendezvousConnectionError: (
+        unreachable,
+        (r"run 'run-\d+'", rf"{LOOPBACK}:\d+", r"after \d\.\d s", "refused", "addresses are",
+         "rallypoint serve", "join=0.3 s"),
+    ),
+    errors.RendezvousStateError: (
+        other_bounds,
+        (r"run 'run-\d+'", "3", "4", "1", "2", "opened with min_nodes=1, max_nodes=2 by .* pid"),
+    ),
+    errors.RendezvousGracefulExitError: (not_needed, (r"run 'run-\d+'", "finished", "not needed")),
+    errors.StoreTimeoutError: (store_timed_out, ("weights/7", r"0\.2 s")),
+    errors.StoreConnectionError: (store_unreachable, (rf"{LOOPBACK}:\d+", "refused", r"after \d")),
+    errors.AuthenticationError: (not_known, (rf"{LOOPBACK}:\d+", "token", "RALLYPOINT_TOKEN")),
+    errors.StoreValueError: (no_number, ("epoch", "three")),
+    errors.StoreLimitError: (too_long, ("key", r"100000|100,000", "limit")),
+}  # fmt: skip
+ABSTRACT = {errors.RallypointError, errors.RendezvousError, errors.StoreError}
+ELSEWHERE: dict[str, str] = {}  # class -> the test that provokes it
+
+
+def test_every_public_error_is_here() -> None:
+    public = set(own_classes().values()) - ABSTRACT
+    known = {kind for kind in public if kind in WORDS or kind.__name__ in ELSEWHERE}
+    assert public == known, f"not provoked: {sorted(kind.__name__ for kind in public - known)}"
+
+
+@pytest.mark.parametrize("kind", list(WORDS), ids=lambda kind: kind.__name__)
+def test_its_words_say_what_one_needs(kind: type[errors.RallypointError]) -> None:
+    provoke, words = WORDS[kind]
+    with Cluster() as cluster:
+        with pytest.raises(kind) as failure:
+            provoke(cluster)
+        text = str(failure.value)
+        assert type(failure.value) is kind
+    missing = [word for word in words if not re.search(word, text)]
+    assert not missing, f"{text!r} does not say {missing}"
+    assert "\n" not in text.strip(), "one line"

@@ -1,0 +1,55 @@
+import pytest
+from tests.integration.nodes import Cluster
+
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.hosted import HostedCoordinator
+from rallypoint.store.link import Target
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_server_tells_of_itself_and_its_runs() -> None:
+    with Cluster() as cluster:
+        cluster.join_all(cluster.handler(2, 2), cluster.handler(2, 2))
+        asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, ""), 15.0)
+        status = asking.server_status(Deadline(5))
+        asking.shutdown(Deadline(1))
+        assert status.endpoint == f"127.0.0.1:{cluster.server.port}"
+        (line,) = status.runs
+        assert (line.run_id, line.phase, line.round, line.nodes) == (cluster.run_id, "sealed", 1, 2)
+        assert line.since_seconds is not None
+        assert 0 <= line.since_seconds < 60
+        assert status.run_count == 1
+        assert status.connections >= 3
+        assert status.memory_bytes > 1_000_000
+        assert status.uptime_seconds > 0
+
+
+def test_asking_about_a_run_makes_none() -> None:
+    with Cluster() as cluster:
+        asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, "nobody"), 15.0)
+        report = asking.report(Deadline(5))
+        assert "has not been opened" in report.reason
+        assert report.settings is None
+        assert asking.participants(Deadline(5)) == ()
+        asking.shutdown(Deadline(1))
+        assert cluster.server.call(lambda server: list(server.runs), Deadline(5)) == []
+
+
+def test_open_runs_come_first_and_newest_first() -> None:
+    with Cluster() as cluster:
+        for name in ("a", "b", "c"):
+            handler = cluster.handler(1, 1, run_id=name)
+            handler.next_rendezvous()
+            if name == "c":
+                handler.set_closed()
+        status = cluster.server.call(lambda server: server.status(), Deadline(5))
+        assert [line.run_id for line in status.runs] == ["b", "a", "c"]
+
+
+def test_the_server_tells_watchers_of_runs_that_change() -> None:
+    with Cluster() as cluster:
+        told: list[str] = []
+        cluster.server.call(lambda server: server.watchers.add(told.append), Deadline(5))
+        cluster.handler(1, 1).next_rendezvous()
+        assert set(told) == {cluster.run_id}

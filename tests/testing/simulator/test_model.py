@@ -1,0 +1,67 @@
+"""The model check: every order of events, complete, with two faults of each choice."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from tests.testing.simulator.planted import (
+    leaving_closes,
+    no_guard,
+    round_numbers_stay,
+    rule,
+)
+
+import rallypoint.rendezvous.core.advance as core
+from rallypoint.rendezvous.core.draft import Draft
+from rallypoint.rendezvous.core.events import LastCallOver
+from rallypoint.rendezvous.core.state import LastCall, Settings
+from rallypoint.testing.simulator.model import FAULTS, Broken, Report, explore
+
+RUNS = {
+    "min 2, max 3": Settings(2, 3),
+    "min 1, max 2, no restarts": Settings(1, 2, max_restarts=0),
+    "min 1, max 3, target 2, replacement": Settings(
+        1, 3, target_nodes=2, replacement_seconds=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_orders_of_events(name: str) -> None:
+    whole = Report()
+    for faults in itertools.combinations(FAULTS, 2):
+        one = explore(RUNS[name], faults)
+        assert one.complete
+        whole.states += one.states
+        whole.steps += one.steps
+        whole.seconds += one.seconds
+    print(f"{name}: {whole.line()}")
+    assert whole.states > 50_000
+
+
+def test_it_says_when_it_was_not_complete() -> None:
+    report = explore(Settings(2, 3), limit_seconds=0.05)
+    assert not report.complete
+    assert "not all of them" in report.line()
+
+
+def any_last_call_counts(patch: pytest.MonkeyPatch) -> None:
+    def over(d: Draft, e: LastCallOver) -> None:
+        if isinstance(d.phase, LastCall):
+            now = LastCallOver(d.incarnation, d.phase.round, d.phase.call)
+            core._last_call_over(d, now)
+
+    rule(patch, LastCallOver, over)
+
+
+PLANTED = [any_last_call_counts, leaving_closes, no_guard, round_numbers_stay]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_planted_faults_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Broken) as found:
+        explore(Settings(1, 3, replacement_seconds=1.0), ("leave", "fail", "late timer"))
+    assert len(found.value.path) <= 12

@@ -1,0 +1,113 @@
+from typing import Any
+
+from rallypoint.testing.simulator.clockwork import Clockwork, Process
+from rallypoint.testing.simulator.network import End, Network
+
+
+class Peer:
+    """Whoever owns an end: remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.lost = 0
+        self.end: Any = None
+
+    def connection_made(self, end: End) -> None:
+        self.end = end
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost += 1
+
+
+class Pair:
+    """A client and a server, connected."""
+
+    def __init__(self) -> None:
+        self.clockwork = Clockwork(3)
+        self.network = Network(self.clockwork, (0.001, 0.01))
+        self.client, self.server = Process(self.clockwork, "c", 0), Process(self.clockwork, "s", 0)
+        self.mine, self.theirs = Peer(), Peer()
+        self.server.factory = lambda: self.theirs
+        self.opened: list[End | None] = []
+
+    def connect(self) -> "Pair":
+        self.network.connect(self.client, self.server, self.mine, self.opened.append)
+        self.run(0.1)
+        self.mine.end = self.opened[-1]
+        return self
+
+    def run(self, seconds: float) -> None:
+        self.clockwork.run_until(self.clockwork.now + seconds)
+
+
+def test_bytes_come_in_order() -> None:
+    pair = Pair().connect()
+    for i in range(50):
+        pair.mine.end.write(bytes([i]))
+    pair.run(1)
+    assert pair.theirs.heard == bytes(range(50))
+
+
+def test_nobody_listens_or_nobody_answers() -> None:
+    pair = Pair()
+    pair.network.connect(pair.client, None, pair.mine, pair.opened.append)
+    pair.network.block("s", "c")
+    pair.network.connect(pair.client, pair.server, pair.mine, pair.opened.append)
+    pair.run(1)
+    assert pair.opened == [None], "refused at once; the other one is still trying"
+    pair.run(10)
+    assert pair.opened == [None, None]
+
+
+def test_what_is_sent_into_a_block_comes_later_in_order() -> None:
+    pair = Pair().connect()
+    pair.mine.end.write(b"a")  # under way when the block begins
+    pair.network.block("c", "s")
+    pair.mine.end.write(b"b")
+    assert pair.mine.end.get_write_buffer_size() == 1
+    pair.theirs.end.write(b"back")
+    pair.run(1)
+    assert (pair.theirs.heard, pair.mine.heard) == (b"", b"back")
+    pair.network.unblock("c", "s")
+    pair.mine.end.write(b"c")
+    pair.run(5)
+    assert pair.theirs.heard == b"abc"
+
+
+def test_closing_is_seen_after_what_was_sent() -> None:
+    pair = Pair().connect()
+    pair.mine.end.write(b"last words")
+    pair.mine.end.close()
+    pair.run(1)
+    assert (pair.theirs.heard, pair.theirs.lost, pair.mine.lost) == (b"last words", 1, 1)
+
+
+def test_the_side_that_does_not_notice_a_cut_learns_it_when_it_sends() -> None:
+    pair = Pair().connect()
+    pair.network.cut(pair.client, "near")
+    pair.run(1)
+    assert (pair.mine.lost, pair.theirs.lost) == (1, 0)
+    pair.theirs.end.write(b"hello?")
+    pair.run(1)
+    assert pair.theirs.lost == 1
+
+
+def test_a_killed_process_is_noticed_and_a_vanished_machine_is_not() -> None:
+    pair = Pair().connect()
+    pair.client.kill()
+    pair.run(1)
+    assert pair.theirs.lost == 1
+    pair = Pair().connect()
+    pair.network.vanish(pair.client)
+    pair.run(1)
+    assert pair.theirs.lost == 0
+    pair.theirs.end.write(b"hello?")
+    pair.run(1)
+    assert pair.theirs.lost == 0
+    pair.network.power_on(pair.client)
+    pair.theirs.end.write(b"hello?")
+    pair.run(1)
+    assert pair.theirs.lost == 1, "the machine is back and knows nothing of it"

@@ -1,0 +1,93 @@
+"""New seeds each time, all that ever failed, and what is made of one that fails.
+
+`RALLYPOINT_SEED=n pytest tests/testing/simulator/test_search.py` begins with seed n.
+"""
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.testing.simulator.planted import CASES
+
+from rallypoint.testing.simulator import (
+    Failure,
+    Plan,
+    attempt,
+    first_seed,
+    plan_from,
+    search,
+    shrink,
+    story,
+)
+
+FRESH_SECONDS = 30.0  # each, hosted and shared; a few thousand seeds together
+FAILED = Path(__file__).with_name("failed.jsonl")  # plans, one a line, with what was violated
+
+
+def told(failure: Failure) -> str:
+    """Return what a person needs, and the line to add to `FAILED`."""
+    small = shrink(failure)
+    line = msgspec.json.encode(small).decode()
+    return f"{story(small)}\n\nadd this line to {FAILED.name}:\n{line}"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+def test_new_seeds_violate_nothing(shared: bool) -> None:
+    first = first_seed()
+    print(f"from RALLYPOINT_SEED={first}")
+    seeds = itertools.count(first)
+    found = search(seeds, lambda seed: plan_from(seed, shared), FRESH_SECONDS)
+    print(found.line())
+    assert found.failure is None, told(found.failure)
+
+
+@pytest.mark.parametrize("line", FAILED.read_text("utf-8").splitlines())
+def test_what_ever_failed_does_not_fail_again(line: str) -> None:
+    again = attempt(msgspec.json.decode(line, type=Failure).plan)
+    assert again is None, again and story(again)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    for shared in (False, True):
+        seeds = range(40, 60)
+        one = search(seeds, lambda seed: plan_from(seed, shared))  # noqa: B023
+        two = search(seeds, lambda seed: plan_from(seed, shared))  # noqa: B023
+        assert (one.steps, one.decisions, one.rounds) == (two.steps, two.decisions, two.rounds)
+
+
+def test_a_failing_plan_is_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name.startswith("L3"))
+    case.plant(monkeypatch)
+    failure = search(range(case.seeds)).failure
+    assert failure is not None
+    small = shrink(failure)
+    assert small.kind == failure.kind
+    assert len(small.plan.faults) == 1
+    text = story(small)
+    assert "ask a node to go (SIGTERM)" in text
+    assert "received SIGTERM" in text
+    assert f"RALLYPOINT_SEED={failure.plan.seed}" in text
+
+
+def test_a_crash_of_what_is_simulated_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rallypoint.server.runs.RunHost.flush", crash)
+    failure = search([1], lambda seed: plan_from(seed, False)).failure
+    assert failure is not None
+    assert failure.kind == "ZeroDivisionError"
+    assert attempt(failure.plan) is not None
+
+
+def test_the_seed_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RALLYPOINT_SEED", "77")
+    assert first_seed() == 77
+    monkeypatch.delenv("RALLYPOINT_SEED")
+    assert first_seed() != first_seed()
+
+
+def test_a_plan_survives_its_line() -> None:
+    plan = plan_from(5)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan

@@ -1,0 +1,158 @@
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from tests.web.crowd import Crowd
+from tests.web.fakes import FakeServer
+from tests.web.serving import Served, served
+
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.store.keyring import Keyring
+from rallypoint.web.app import STATIC, TYPES, Doors, Pages
+from rallypoint.web.guard import Guard
+
+pytestmark = pytest.mark.integration
+TWO = Settings(2, 2)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served() as started, Crowd(started.port, "a/b", TWO) as crowd:
+        crowd.join("n1", "n2")
+        deadline = time.monotonic() + 10
+        while ask(started, "/api/v1/runs/a/b").json()["phase"] != "sealed":
+            assert time.monotonic() < deadline
+        yield started
+
+
+def ask(server: Served, path: str, **headers: str) -> httpx.Response:
+    return httpx.get(f"{server.url}{path.removeprefix('/')}", headers=headers)
+
+
+def test_the_document_is_as_its_schema_says(server: Served) -> None:
+    schema = json.loads((files("rallypoint") / "schemas" / "status.v1.json").read_text("utf-8"))
+    document = ask(server, "/api/v1/status").json()
+    jsonschema.validate(document, schema)
+    assert [run["run_id"] for run in document["runs"]] == ["a/b"]
+    assert ask(server, "/api/v1/status?run=a/b").json()["runs"][0]["round"] == 1
+
+
+def test_server_and_runs_are_there_by_themselves(server: Served) -> None:
+    assert ask(server, "/api/v1/server").json()["run_count"] == 1
+    (line,) = ask(server, "/api/v1/runs").json()
+    assert (line["run_id"], line["nodes"]) == ("a/b", 2)
+
+
+def test_a_run_that_nobody_knows_is_not_found_and_not_made(server: Served) -> None:
+    for path in ("/api/v1/runs/nope", "/api/v1/status?run=nope"):
+        answer = ask(server, path)
+        assert answer.status_code == 404
+        assert "nope" in answer.json()["error"]
+    assert ask(server, "/api/v1/server").json()["run_count"] == 1
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in STATIC.iterdir()))
+def test_every_file_of_the_page_is_served(server: Served, name: str) -> None:
+    answer = ask(server, f"/static/{name}")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(TYPES[name.rpartition(".")[2]])
+
+
+@pytest.mark.parametrize("name", ["..%2fapp.py", "nope.js", "app.py", "%2e%2e/%2e%2e/app.py"])
+def test_nothing_else_is(server: Served, name: str) -> None:
+    assert ask(server, f"/static/{name}").status_code == 404
+
+
+def test_every_answer_carries_the_headers(server: Served) -> None:
+    for path in ("/", "/nope", "/api/v1/runs", "/static/app.js"):
+        headers = ask(server, path).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_pages_hold_no_inline_script_or_style() -> None:
+    for name in ("index.html", "login.html"):
+        text = (STATIC / name).read_text("utf-8")
+        assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=|https?://", text), name
+
+
+def test_another_name_is_refused(server: Served) -> None:
+    answer = ask(server, "/api/v1/runs", Host="evil.example")
+    assert answer.status_code == 421
+    assert "--http-name" in answer.text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(server: Served, method: str) -> None:
+    for path in ("", "api/v1/status", "api/v1/runs/a/b", "metrics"):
+        assert httpx.request(method, f"{server.url}{path}").status_code == 405
+
+
+def test_metrics_are_prometheus_text(server: Served) -> None:
+    text = ask(server, "/metrics").text
+    assert 'rallypoint_nodes{place="participant"} 2.0' in text
+    assert "rallypoint_rounds_sealed_total 1.0" in text
+
+
+def test_a_lone_look_at_health(server: Served) -> None:
+    assert ask(server, "/healthz").text == "ok\n"
+
+
+def call(method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask a page as off loopback, where a token is asked for."""
+    keys = Keyring(b"run:other secret\nread sesame")
+    guard = Guard(lambda: keys)
+    pages = Pages(FakeServer().server, guard)
+    app = Starlette(routes=pages.routes(), middleware=[Middleware(Doors, guard=guard)])
+
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(main())
+
+
+def test_without_the_token_nothing_is_shown() -> None:
+    for path in ("/", "/metrics", "/api/v1/status", "/api/v1/events", "/static/app.js"):
+        answer = call("GET", path)
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_with_the_token_all_is() -> None:
+    headers = {"Authorization": "Bearer sesame"}
+    for path in ("/", "/metrics", "/api/v1/status", "/static/app.js"):
+        assert call("GET", path, headers=headers).status_code == 200, path
+
+
+def test_a_browser_is_led_to_the_form_and_gets_a_cookie() -> None:
+    led = call("GET", "/", headers={"Accept": "text/html"})
+    assert (led.status_code, led.headers["location"]) == (303, "/login")
+    form = call("GET", "/login")
+    assert 'name="token"' in form.text
+    wrong = call("POST", "/login", data={"token": "nope"})
+    assert wrong.headers["location"] == "/login?wrong"
+    assert "set-cookie" not in wrong.headers
+    right = call("POST", "/login", data={"token": " sesame "})
+    cookie = right.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "sesame" not in cookie
+    shown = {"Cookie": cookie.partition(";")[0]}
+    assert call("GET", "/", headers=shown).status_code == 200
+
+
+def test_a_form_without_end_is_cut_off() -> None:
+    assert call("POST", "/login", content=b"token=" + b"x" * 10_000).status_code == 413

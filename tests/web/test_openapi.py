@@ -1,0 +1,23 @@
+import pytest
+from openapi_spec_validator import validate
+
+from rallypoint.store.keyring import Keyring
+from rallypoint.web.app import Pages
+from rallypoint.web.guard import Guard
+from rallypoint.web.openapi import document
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the validator's own
+def test_the_description_is_valid() -> None:
+    validate(document())  # type: ignore[arg-type] # a plain mapping is what it takes
+
+
+def test_every_route_of_the_api_is_described() -> None:
+    from tests.web.fakes import FakeServer
+
+    routes = {
+        route.path.replace(":path", "")
+        for route in Pages(FakeServer().server, Guard(lambda: Keyring(b""))).routes()
+    }
+    api = {path for path in routes if path.startswith("/api/")}
+    assert api - {"/api/v1/openapi.json"} == set(document()["paths"])
