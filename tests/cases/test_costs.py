@@ -1,0 +1,154 @@
+"""F6: what a round costs is counted, not timed, and grows as N: requests, bytes, writes.
+
+Light clients speak the real protocol to a real server: hello, proof and join in one flight,
+then the seat. N = 5,000 is run where RALLYPOINT_NIGHTLY is set.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.events import Join
+from rallypoint.rendezvous.core.state import Node, Settings
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.server import Server, raise_file_limit
+from rallypoint.store import protocol as p
+
+SIZES = [10, 100, 1_000, *([5_000] if os.environ.get("RALLYPOINT_NIGHTLY") else [])]
+LIMIT_SECONDS = 60.0
+AT_ONCE = 500
+_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
+
+
+@dataclass
+class Swarm:
+    """N light nodes of one run, and what their seats cost in bytes."""
+
+    size: int
+    run: str
+    seated: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    all_seated: asyncio.Event = field(default_factory=asyncio.Event)
+    nodes: list["LightNode"] = field(default_factory=list)
+
+    def sit(self) -> None:
+        self.seated += 1
+        if self.seated == self.size:
+            self.all_seated.set()
+
+    async def form(self) -> None:
+        """Wait until every node has its seat."""
+        await asyncio.wait_for(self.all_seated.wait(), LIMIT_SECONDS)
+        self.all_seated.clear()
+        self.seated = 0
+
+
+class LightNode(asyncio.Protocol):
+    """One node: handshake and join in one flight, and again when asked."""
+
+    def __init__(self, swarm: Swarm, number: int) -> None:
+        self.swarm, self.number, self.data, self.round = swarm, number, b"", 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        client = self.number.to_bytes(16, "big")
+        nonce = b"n" * p.NONCE_BYTES
+        hello = p.Hello(p.PROTOCOL_VERSION, self.swarm.run, client, nonce, "light")
+        self.write(p.frame(hello) + p.frame(p.Proof(b"")))
+        self.join()
+
+    def write(self, data: bytes) -> None:
+        self.swarm.bytes_out += len(data)
+        self.transport.write(data)
+
+    def join(self) -> None:
+        size = self.swarm.size
+        node = Node(f"{self.number:032x}", "127.0.0.1", 40_000, 1_000)
+        known = 1 if self.round else 0
+        join = Join(node, Settings(size, size), known, self.round)
+        self.write(p.frame(wire.Ask(0, join)))
+
+    def data_received(self, data: bytes) -> None:
+        self.swarm.bytes_in += len(data)
+        self.data += data
+        while len(self.data) >= 4:
+            end = 4 + int.from_bytes(self.data[:4], "big")
+            if len(self.data) < end:
+                return
+            body, self.data = _decoder.decode(self.data[4:end]), self.data[end:]
+            assert not isinstance(body, p.Goodbye), body
+            if isinstance(body, wire.Push) and isinstance(body.message, wire.Seated):
+                self.round = body.message.seat.round
+                self.swarm.sit()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one round of N nodes cost."""
+
+    requests: int
+    writes: int
+    bytes_to_server: int
+    bytes_to_nodes: int
+
+
+def counters(server: EmbeddedServer, run: str) -> tuple[int, int]:
+    def read(inner: Server) -> tuple[int, int]:
+        hosted = inner.runs.get(run)
+        return inner.requests, hosted.writes if hosted else 0
+
+    requests, writes = server.call(read, Deadline(LIMIT_SECONDS))
+    return requests, writes
+
+
+async def rounds(server: EmbeddedServer, size: int) -> list[Cost]:
+    """Form a first round with connecting, then another with the same nodes."""
+    loop = asyncio.get_running_loop()
+    swarm = Swarm(size, f"costs-{size}")
+    costs = []
+    for again in (False, True):
+        before = await asyncio.to_thread(counters, server, swarm.run)
+        swarm.bytes_in = swarm.bytes_out = 0
+        if again:
+            for node in swarm.nodes:
+                node.join()
+        else:
+            for start in range(0, size, AT_ONCE):
+                makers = [
+                    loop.create_connection(
+                        lambda n=n: LightNode(swarm, n), "127.0.0.1", server.port
+                    )  # type: ignore[misc] # a default
+                    for n in range(start, min(size, start + AT_ONCE))
+                ]
+                swarm.nodes += [protocol for _, protocol in await asyncio.gather(*makers)]
+        await swarm.form()
+        after = await asyncio.to_thread(counters, server, swarm.run)
+        spent = (after[0] - before[0], after[1] - before[1])
+        costs.append(Cost(*spent, swarm.bytes_out, swarm.bytes_in))
+    for node in swarm.nodes:
+        node.transport.abort()
+    return costs
+
+
+@pytest.mark.integration
+@pytest.mark.cases("F6")
+@pytest.mark.parametrize("size", SIZES)
+def test_a_round_costs_the_same_for_each_node_whatever_their_number(
+    server: EmbeddedServer, size: int
+) -> None:
+    raise_file_limit()
+    with asyncio.Runner() as runner:
+        first, again = runner.run(rounds(server, size))
+    assert first.requests == 3 * size  # hello, proof, join
+    assert again.requests == size  # a join is one request
+    for cost in (first, again):
+        assert cost.writes <= size  # at most one for each join; the joins of a turn share one
+        assert cost.bytes_to_server < 250 * size
+        assert cost.bytes_to_nodes < 320 * size
