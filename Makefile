@@ -9,16 +9,16 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DIST := $(VENV)/dist
-SOURCES := $(shell find src -name '*.py' -o -name '*.html' -o -name 'py.typed') \
+SOURCES := $(shell find src -name '*.py' -o -path '*/static/*' -o -name '*.json' -o -name 'py.typed') \
 	examples/train_digits.py pyproject.toml README.md LICENSE
 
-.PHONY: demo test lint format types docs bench clean
+.PHONY: site browser demo test lint format types docs bench clean
 
 demo: $(VENV)/.stamp-examples
 	$(BIN)/rallypoint demo
 
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
@@ -34,6 +34,14 @@ types: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/diagram.py
+
+# The docs as a site, strictly: a link that leads nowhere is an error.
+site: $(VENV)/.stamp-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# The live page in a real browser (a Chromium on the PATH); screenshots are kept.
+browser: $(VENV)/.stamp-dev $(VENV)/.stamp-browser
+	RALLYPOINT_ARTEFACTS=$(VENV)/artefacts $(BIN)/python -m pytest -m browser tests/web
 
 # Half an hour and a few GB of environments; each script also runs alone (benchmarks/README.md).
 BENCHMARKS ?= curve store formation elastic endtoend resting

@@ -7,6 +7,7 @@ of a page is written by hand. tests/test_docs.py fails when a part is not curren
 """
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,13 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
+import click
 import msgspec
 
+from rallypoint import cli
 from rallypoint.rendezvous import defaults, wire
+from rallypoint.rendezvous.status import json_schema
 from rallypoint.store import protocol
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "rallypoint"
+HELP_WIDTH = 96
 FIRST_FRAME = 100  # tags below are store requests, which travel in a Call
 
 
@@ -119,12 +124,34 @@ def code(name: str) -> str:
     return f"`{name}`" if name else ""
 
 
+def commands() -> str:
+    """Return what each command says of itself."""
+    parts = []
+    for name in cli.COMMANDS:
+        command = cli.main.get_command(click.Context(cli.main), name)
+        if command is not None:
+            parts += [f"## rallypoint {name}", "```text", help_of(command, name), "```", ""]
+    return "\n".join(parts)
+
+
+def help_of(command: click.Command, name: str) -> str:
+    """Return a command's help at a fixed width."""
+    context = click.Context(
+        command,
+        info_name=f"rallypoint {name}",
+        terminal_width=HELP_WIDTH,
+        **command.context_settings,
+    )
+    return command.get_help(context).rstrip()
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "layout": ("architecture.md", layout),
     "requests": ("protocol.md", requests),
     "frames": ("protocol.md", partial(frames, protocol)),
     "rendezvous": ("protocol.md", partial(frames, wire)),
     "defaults": ("defaults.md", defaults_table),
+    "commands": ("reference/cli.md", commands),
 }
 
 
@@ -145,6 +172,8 @@ def main() -> None:
     for name in PARTS:
         path, text = renewed(name)
         path.write_text(text, "utf-8")
+    schema = SOURCE / "schemas" / "status.v1.json"
+    schema.write_text(json.dumps(json_schema(), indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

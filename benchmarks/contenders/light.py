@@ -8,6 +8,7 @@ import asyncio
 import resource
 import secrets
 import socket
+import ssl
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Join, Leave
 from rallypoint.rendezvous.core.state import Node, Settings
 from rallypoint.store import protocol as p
+from rallypoint.store.keyring import key_id
+from rallypoint.store.tls_socket import binding
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 WINDOW = 1000  # connections being made at a time: a listening socket queues 4096 at most
@@ -36,8 +39,11 @@ class LightNode(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Say hello."""
         self.transport = transport
-        nonce = secrets.token_bytes(p.NONCE_BYTES)
-        self.hello = p.Hello(1, self.swarm.run, secrets.token_bytes(16), nonce, "light")
+        nonce, token = secrets.token_bytes(p.NONCE_BYTES), self.swarm.token
+        key = key_id(token) if token else b""
+        self.hello = p.Hello(1, self.swarm.run, secrets.token_bytes(16), nonce, "light", key)
+        secured = transport.get_extra_info("ssl_object")
+        self.binding = binding(secured.getpeercert(binary_form=True)) if secured else b""
         self.write(p.frame(self.hello))
 
     def write(self, data: bytes) -> None:
@@ -69,15 +75,19 @@ class LightNode(asyncio.Protocol):
                 self.seat = body.message.seat
                 self.swarm.seated()
         elif kind is p.Challenge:
-            token = self.swarm.token
-            assert body.proof == p.proof(token, b"server", self.hello, body.nonce)
-            self.write(p.frame(p.Proof(p.proof(token, b"client", self.hello, body.nonce))))
+            assert body.proof == self.proof(b"server", body.nonce)
+            self.write(p.frame(p.Proof(self.proof(b"client", body.nonce))))
         elif kind is p.Welcome:
             self.swarm.connected()
             if self.swarm.join_at_once:
                 self.join()
         elif kind is p.Goodbye:
             self.swarm.fail(body.reason)
+
+    def proof(self, role: bytes, nonce: bytes) -> bytes:
+        """Return one side's proof, empty without a token."""
+        token = self.swarm.token
+        return p.proof(token, role, self.hello, nonce, self.binding) if token else b""
 
     def join(self) -> None:
         """Ask for the next round."""
@@ -130,9 +140,10 @@ class Swarm:
             self.done.set_exception(RuntimeError(why))
 
     async def connect(
-        self, host: str, port: int, run: str, token: str, n: int, join: bool = True
+        self, host: str, port: int, run: str, token: str, n: int, join: bool = True, ca: str = ""
     ) -> dict[str, Any]:
-        """Connect, prove and (with `join`) join n nodes; wait until all are there."""
+        """Connect (with `ca`: by TLS), prove and (with `join`) join n nodes; wait for all."""
+        tls = {"ssl": ssl.create_default_context(cafile=ca), "server_hostname": host} if ca else {}
         self.token, self.run, self.size, self.join_at_once = token.encode(), run, n, join
         self.settings = Settings(n, n, lease_seconds=15.0)
         self.window = asyncio.Semaphore(WINDOW)
@@ -147,7 +158,7 @@ class Swarm:
             sock.connect_ex((host, port))  # on loopback it is done when the call returns
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             opening.append(
-                loop.create_task(loop.create_connection(lambda node=node: node, sock=sock))
+                loop.create_task(loop.create_connection(lambda node=node: node, sock=sock, **tls))
             )
         await asyncio.gather(*opening)
         await self.done

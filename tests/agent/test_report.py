@@ -101,8 +101,13 @@ def fails() -> str:
 
 
 def test_the_doctor_is_silent_when_the_join_was_quick() -> None:
-    looked: list[bool] = []
-    waiting = report.WaitingLines(lambda: "", lambda _: None, lambda: str(looked.append(True)))
+    looked = threading.Event()
+
+    def look() -> str:
+        looked.set()
+        return ""
+
+    waiting = report.WaitingLines(lambda: "", lambda _: None, look)
     waiting.start()
     waiting.stop()
-    assert not looked
+    assert not looked.is_set()

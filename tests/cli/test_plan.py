@@ -114,7 +114,8 @@ def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> Non
     path.write_text("from-file\n")
     env = {"RALLYPOINT_TOKEN": "from-env"}
     assert make(env).token == "from-env"
-    assert make(env, token_file=path).parameters.get("token") == "from-file"
+    assert make(env, token_file=path).token == "from-file"
+    assert make(env, token_file=path).parameters.get("token_file") == str(path)
     path.write_text("")
     with pytest.raises(ParameterError, match="it is empty"):
         make(token_file=path)
@@ -167,3 +168,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plans.command_of(("nope-x",), False, True)
     with pytest.raises(ParameterError, match="no script given"):
         plans.command_of((), False, False)
+
+
+def test_what_is_shown_of_a_plan_has_no_token() -> None:
+    plan = make(rdzv_conf="join=5,token=SECRET,lease=9")
+    assert plan.token == "SECRET"
+    assert plan.effective["rdzv_conf"] == "join=5,token=***,lease=9"
+    assert "SECRET" not in repr(plan)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from tests.cli.golden import check, drawn
 from tests.rendezvous.core.builders import a_failure, a_node, a_settings
@@ -22,7 +24,8 @@ def shown(*reports: Report, runs: int = 1) -> str:
 
 def member(number: int, place: str, rank: int | None, **more: object) -> Member:
     node = a_node(f"gpu-{number:02d}", slot=f"pod-{number}")
-    return Member(node, place, rank, **{"since_seconds": 75.0, "heard_seconds": 1.2, **more})  # type: ignore[arg-type] # as given
+    given: dict[str, Any] = {"since_seconds": 75.0, "heard_seconds": 1.2, **more}
+    return Member(node, place, rank, **given)
 
 
 ROUNDS = (
@@ -49,7 +52,7 @@ def test_a_run_at_work() -> None:
 
 def test_a_run_that_waits() -> None:
     report = Report(
-        "digits", "gathering", 2, 5, "1 of at least 3 nodes have joined round 5; waiting for 2 more",
+        "digits", "gathering", 2, 5, "1 of at least 3 nodes have joined; waiting for 2 more",
         (), (member(1, "candidate", None),), a_settings(3, 3), 0, "s", 12.0, "gpu-01 pid 1",
         (), (RoundLine(2, 5, 12.0),),
     )  # fmt: skip

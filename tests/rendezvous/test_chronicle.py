@@ -1,6 +1,13 @@
 from tests.rendezvous.core.builders import a_node, a_settings
 
-from rallypoint.rendezvous.chronicle import ROUNDS_KEPT, SEATS_KEPT, Chronicle, Noted, report_of
+from rallypoint.rendezvous.chronicle import (
+    ROUNDS_KEPT,
+    SEATS_KEPT,
+    Chronicle,
+    Noted,
+    brief_report,
+    report_of,
+)
 from rallypoint.rendezvous.core.advance import advance, timer_seconds, timers
 from rallypoint.rendezvous.core.events import (
     Cause,
@@ -34,8 +41,8 @@ class Watched:
         self.state = step.state
         return self.seen.note(before, events, step.state, self.now, self.heard.get)
 
-    def join(self, name: str, *known: int) -> Join:
-        return Join(a_node(name), self.settings, *known)
+    def join(self, name: str, incarnation: int = 0, after: int = 0) -> Join:
+        return Join(a_node(name), self.settings, incarnation, after)
 
     def seal(self) -> Noted:
         return self.do(self.join("n1"), self.join("n2"))
@@ -152,3 +159,15 @@ def test_what_is_remembered_is_bounded() -> None:
     assert [len(line.nodes) for line in lines] == [0, 0, 2000, 2000]
     assert sum(len(line.nodes) for line in lines) <= SEATS_KEPT
     assert [line.size for line in lines] == [2000] * 4
+
+
+def test_a_brief_report_does_not_grow_with_the_run() -> None:
+    run = Watched(a_settings(1, 5000))
+    names = [f"n{i}" for i in range(5000)]
+    run.do(*(run.join(name) for name in names))
+    run.do(Leave("n0"))
+    report = brief_report(run.state, "here")
+    assert (report.members, report.rounds) == ((), ())
+    assert len(report.missing) == 17
+    assert report.missing[-1] == "4983 more"
+    assert "waiting for n1 pid 1" in report.reason

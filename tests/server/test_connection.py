@@ -1,6 +1,8 @@
 """One connection over a real socket: handshake, refusals, limits, long frames."""
 
+import contextlib
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from tests.server.fakes import SETTINGS
 
 from rallypoint.deadline import Deadline
+from rallypoint.errors import StoreConnectionError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import Node
@@ -169,3 +172,80 @@ def test_a_long_frame_costs_time_in_proportion(server: EmbeddedServer) -> None:
     assert len(answer) > big
     assert not deadline.expired()
     link.close()
+
+
+def answers_of(link: Link, count: int) -> list[Any]:
+    """Return the next bodies that a server sends."""
+    bodies: list[Any] = []
+    while len(bodies) < count:
+        bodies += [_decoder.decode(body) for body in link.receive()]
+    return bodies
+
+
+def say_again(link: Link, call: p.Call) -> None:
+    """Send a call that comes too late, until the end of the connection is seen."""
+    while True:
+        link.send(p.frame(call))
+        link.receive()
+
+
+def test_the_older_of_two_connections_of_a_client_ends_without_effect(
+    server: EmbeddedServer,
+) -> None:
+    """What was said on it has been said again on the newer one, and must not count twice."""
+    target = Target("127.0.0.1", server.port, "run")
+    older = open_link(target, Deadline(20))
+    newer = open_link(target, Deadline(20))
+    add = p.Call(1, 1, p.Add("n", 1))
+    newer.send(p.frame(add))
+    newer.send(p.frame(p.Call(2, 2, p.Peek("n"))))  # the first answer is acknowledged by it
+    assert answers_of(newer, 2) == [p.Reply(1, 1), p.Reply(2, b"1")]
+    with pytest.raises(StoreConnectionError):
+        say_again(older, add)
+    older.close()
+    newer.send(p.frame(p.Call(3, 3, p.Peek("n"))))
+    assert answers_of(newer, 1) == [p.Reply(3, b"1")]
+    newer.close()
+
+
+def test_the_older_connection_is_refused_when_it_is_the_later_one_to_shake_hands(
+    server: EmbeddedServer,
+) -> None:
+    older, newer = connect(server), connect(server)
+    for sock in (older, newer):
+        sock.sendall(p.frame(hello()))
+        assert sock.recv(65536)
+    newer.sendall(p.frame(p.Proof(b"")))
+    assert newer.recv(65536)
+    older.sendall(p.frame(p.Proof(b"")))
+    with older, newer:
+        with contextlib.suppress(ConnectionResetError):
+            assert older.recv(65536) == b""
+        newer.sendall(p.frame(wire.Beat()))
+        assert newer.recv(65536)
+
+
+def test_a_welcome_tells_whether_what_was_kept_is_still_the_same(
+    serve: Callable[..., EmbeddedServer],
+) -> None:
+    """A client that was forgotten hears so even if the first answer that said it was lost."""
+    server = serve(resume_seconds=0.0)
+    target = Target("127.0.0.1", server.port, "run")
+    first = open_link(target, Deadline(20))
+    again = open_link(target, Deadline(20))
+    assert again.welcome.resumed
+    assert again.welcome.record == first.welcome.record
+    first.close()
+    again.close()
+    deadline = Deadline(20)
+    while True:
+        later = open_link(target, Deadline(20))
+        if later.welcome.record != first.welcome.record or deadline.expired():
+            break
+        later.close()
+        threading.Event().wait(1.2)  # longer than two sweeps of the server
+    assert not later.welcome.resumed
+    last = open_link(target, Deadline(20))
+    assert (last.welcome.resumed, last.welcome.record) == (True, later.welcome.record)
+    later.close()
+    last.close()

@@ -26,7 +26,7 @@ def test_without_it_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
         def wait_until_empty(self, deadline: object) -> bool:
             return True
 
-    def start(host: str, port: int, token: bytes, insecure: bool) -> Server:
+    def start(host: str, port: int, token: bytes, insecure: bool, _tls: object) -> Server:
         calls.append((host, port, token, insecure))
         return Server()
 

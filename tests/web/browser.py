@@ -77,6 +77,6 @@ def look(browser: Browser, url: str, *, scheme: str = "light", width: int = 1280
     try:
         page.goto(url)
         yield shown
-        assert shown.complaints == []
+        assert not shown.complaints, shown.complaints
     finally:
         context.close()

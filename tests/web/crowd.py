@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from rallypoint.deadline import Deadline
+from rallypoint.errors import StoreConnectionError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import Node, Settings
@@ -68,11 +69,10 @@ class Crowd:
             with self._lock:
                 links = list(self.links.values())
             for link in links:
-                link.sock.setblocking(False)
                 try:
-                    link.sock.recv(1 << 20)
-                    link.sock.send(beat)
-                except OSError:
+                    link.send(beat)
+                    link.sock.recv(1 << 20, socket.MSG_DONTWAIT)
+                except (OSError, StoreConnectionError):
                     continue  # nothing to read, or cut by the test
 
     def __enter__(self) -> Self:

@@ -19,11 +19,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*more: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
+def served(
+    *more: str, http: str = "127.0.0.1:0", env: Mapping[str, str] | None = None
+) -> Iterator[Served]:
     """Start `rallypoint serve` with a page; end it afterwards."""
     command = [sys.executable, "-u", "-m", "rallypoint", "serve", "--bind", "127.0.0.1:0"]
     with subprocess.Popen(
-        [*command, "--http", "127.0.0.1:0", *more],
+        [*command, "--http", http, *more],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **(env or {})},
@@ -31,10 +33,10 @@ def served(*more: str, env: Mapping[str, str] | None = None) -> Iterator[Served]
         assert process.stdout is not None
         try:
             port = re.search(r":(\d+)", process.stdout.readline())
-            url = re.search(r"http://\S+", process.stdout.readline())
+            url = re.search(r"https?://\S+", process.stdout.readline())
             assert port is not None
             assert url is not None
-            yield Served(int(port[1]), url[0], process.pid)
+            yield Served(int(port[1]), url[0].replace("0.0.0.0", "127.0.0.1"), process.pid)
         finally:
             process.terminate()
             process.wait(10)

@@ -1,9 +1,12 @@
+import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
+from tests.certificates import make_certificates
 from tests.web.serving import served
 
 pytestmark = pytest.mark.integration
@@ -35,3 +38,16 @@ def test_a_port_that_is_taken_is_named() -> None:
         )
     assert ended.returncode == 1
     assert f"cannot listen on {place}" in ended.stderr
+
+
+def test_off_loopback_the_page_asks_for_the_token_and_speaks_tls(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    trust = ssl.create_default_context(cafile=str(made.ca))
+    files = ("--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    env = {"RALLYPOINT_TOKEN": "sesame"}
+    with served(*files, http="0.0.0.0:0", env=env) as server:
+        assert server.url.startswith("https://")
+        place = f"{server.url}api/v1/runs"
+        assert httpx.get(place, verify=trust).status_code == 401
+        headers = {"Authorization": "Bearer sesame"}
+        assert httpx.get(place, headers=headers, verify=trust).json() == []

@@ -155,6 +155,22 @@ def test_the_keyboard_does_it_all(browser: Browser, server: Served) -> None:
             page.get_by_role("heading", name="keys").wait_for()
 
 
+def test_off_loopback_the_form_takes_the_token(browser: Browser) -> None:
+    token = {"RALLYPOINT_TOKEN": "sesame"}
+    with served(http="0.0.0.0:0", env=token) as server, look(browser, server.url) as shown:
+        page = shown.page
+        assert page.url.endswith("/login")
+        page.get_by_label("Token").fill("nope")
+        page.keyboard.press("Enter")
+        page.get_by_text("That is not this server's token.").wait_for()
+        shown.picture("login")
+        assert shown.faults() == []
+        page.get_by_label("Token").fill("sesame")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="No run yet").wait_for()
+        page.get_by_text("live", exact=True).wait_for()
+
+
 def test_what_nodes_say_of_themselves_is_shown_as_text(browser: Browser, server: Served) -> None:
     evil = "<img src=x onerror=alert(1)>"
     with Crowd(server.port, evil, Settings(1, 2, last_call_seconds=60)) as crowd:

@@ -10,6 +10,7 @@ import msgspec
 
 from rallypoint.rendezvous.core.events import Assignment
 
+TORCH_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun: errors end workers
 OMP_THREADS = "OMP_NUM_THREADS"
 TOKEN = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE = "RALLYPOINT_TOKEN_FILE"  # noqa: S105 - the same
@@ -97,6 +98,5 @@ def worker_environment(
         own[OMP_THREADS] = 1
     # The nodes' own token would let a worker do what only an agent may.
     inherited = {name: value for name, value in base.items() if name not in (TOKEN, TOKEN_FILE)}
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # torchrun's default: errors end workers
     made = {name: str(value) for name, value in own.items()}
-    return {**defaults, **inherited, **context.environment, **made}
+    return {**TORCH_DEFAULTS, **inherited, **context.environment, **made}

@@ -101,7 +101,7 @@ class Elastic(AgentHandler):
 
     def waiting_reason(self) -> str:
         """See the base."""
-        return self._handler.report().reason
+        return self._handler.waiting_for().reason
 
 
 class Fixed(AgentHandler):

@@ -10,6 +10,7 @@ COMMANDS = {
     "status": "Show what a run waits for, who is in it, and what it has been through.",
     "doctor": "Find out, step by step, why nodes do not meet.",
     "simulate": "Tell what settings will cost a job: rounds, time lost, false losses.",
+    "certs": "Make a small private authority and certificates for TLS.",
     "demo": "Show it all on this machine: four nodes, one killed, one added.",
 }
 
@@ -34,7 +35,32 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from rallypoint import __version__, revision
+
+    commit = revision.revision()
+    click.echo(f"rallypoint {__version__}{f' ({commit})' if commit else ''}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rallypoint", prog_name="rallypoint")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and the commit, and end.",
+)
 def main() -> None:
-    """Elastic rendezvous for distributed jobs: nodes that come, go and die stay agreed."""
+    """Elastic rendezvous for distributed jobs: nodes that come, go and die stay agreed.
+
+    \b
+    Examples:
+        rallypoint run --standalone --nproc-per-node 2 train.py
+        rallypoint run --nnodes 2:4 --endpoint first:29400 --run-id digits train.py
+        rallypoint status --endpoint first:29400 --watch
+        rallypoint doctor --endpoint first:29400
+    """

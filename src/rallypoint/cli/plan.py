@@ -99,8 +99,8 @@ def make_plan(
     settings = RendezvousSettings.from_params(params)
     effective = {name: _text(value) for name, value in options.items() if name != "explain"}
     effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
-    effective |= {"max_restarts": str(restarts), **_durations(settings)}
-    effective["rdzv_conf"] = _without_token(effective["rdzv_conf"])
+    conf = _without_token(options["rdzv_conf"])
+    effective |= {"max_restarts": str(restarts), "rdzv_conf": conf, **_durations(settings)}
     return Plan(
         parameters=params,
         settings=settings,

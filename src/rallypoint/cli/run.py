@@ -29,9 +29,17 @@ if TYPE_CHECKING:
 HOSTED_BACKEND = "core"
 HOST_AGAIN_SECONDS = 1.0
 DOCTOR_STEP_SECONDS = 2.0
+EXAMPLES = """
+\b
+Examples:
+    rallypoint run --standalone --nproc-per-node 2 train.py --epochs 3
+    rallypoint run --nnodes 2 --endpoint first:29400 --run-id digits train.py
+    rallypoint run --nnodes 2:4 --max-restarts 3 --last-call 10 ... -m package.train
+    rallypoint run --explain --nnodes 2 --endpoint first:29400 --run-id digits
+"""
 
 
-@click.command("run", context_settings=SETTINGS)
+@click.command("run", context_settings=SETTINGS, epilog=EXAMPLES)
 @all_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context

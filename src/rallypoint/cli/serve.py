@@ -14,9 +14,9 @@ import click
 import uvloop
 
 from rallypoint.cli.options import tls_options
-from rallypoint.errors import RallypointError
+from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.server.options import Options, with_limits
+from rallypoint.server.options import Options, is_loopback, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
 from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
@@ -85,17 +85,12 @@ def command(
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rallypoint.audit").setLevel(logging.INFO)
-    if http and find_spec("starlette") is None:
-        click.echo(
-            "rallypoint serve: --http needs the extra: pip install 'rallypoint[web]'", err=True
-        )
-        sys.exit(1)
     try:
         token = read_token(None, token_file)
         options = Options(token, insecure, read_tls(tls), until_empty=until_empty)
         options = with_limits(options, limits, os.environ)
+        web = _page_sockets(http, options) if http else []
         sockets = _sockets(where, fds, options)
-        web = _sockets(http, (), options) if http else []
     except (RallypointError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
         click.echo(f"rallypoint serve: {text}", err=True)
@@ -103,12 +98,8 @@ def command(
     if not fds:
         click.echo(f"serving on {', '.join(endpoint_of(sock) for sock in sockets)}")
     if web:
-        click.echo(f"page on {', '.join(f'http://{endpoint_of(sock)}/' for sock in web)}")
-    try:
-        uvloop.run(_serve(options, sockets, web, http_names))
-    except Exception as error:  # a fault of ours: the server has logged where
-        click.echo(f"rallypoint serve: the server has failed: {error!r}", err=True)
-        sys.exit(1)
+        click.echo(f"page on {', '.join(page_url(sock, options) for sock in web)}")
+    _serve_to_the_end(options, sockets, web, http_names)
     if log_file is not None and log_file.stat().st_size == 0:
         log_file.unlink()
 
@@ -118,6 +109,31 @@ def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.
         return [socket.socket(fileno=fd) for fd in fds]
     host, port = parse_rendezvous_endpoint(where)
     return bind(host, port, options)
+
+
+def _serve_to_the_end(
+    options: Options,
+    sockets: list[socket.socket],
+    web: list[socket.socket],
+    names: tuple[str, ...],
+) -> None:
+    try:
+        uvloop.run(_serve(options, sockets, web, names))
+    except Exception as error:  # a fault of ours: the server has logged where
+        click.echo(f"rallypoint serve: the server has failed: {error!r}", err=True)
+        sys.exit(1)
+
+
+def _page_sockets(where: str, options: Options) -> list[socket.socket]:
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ParameterError("--http needs the extra `web`: pip install 'rallypoint[web]'")
+    return _sockets(where, (), options)
+
+
+def page_url(sock: socket.socket, options: Options) -> str:
+    """Return where the page is: off loopback it speaks TLS if the server does."""
+    secure = options.tls.for_servers and not is_loopback(str(sock.getsockname()[0]))
+    return f"{'https' if secure else 'http'}://{endpoint_of(sock)}/"
 
 
 async def _serve(

@@ -45,6 +45,7 @@ ROUNDS_KEPT = 64
 SEATS_KEPT = 4096
 LOST_SHOWN = 8
 SHUT_OUT_SHOWN = 16
+MISSING_SHOWN = 16
 CAUSES = {
     Cause.LEASE: "lease",
     Cause.DISCONNECT: "disconnect",
@@ -290,6 +291,29 @@ def report_of(
         rounds=seen.lines(now),
         failures=state.failures,
         shut_out=tuple(islice(reversed(state.fenced.items()), SHUT_OUT_SHOWN)),
+    )
+
+
+def brief_report(state: State, server: str) -> Report:
+    """Return a report that costs the same whatever the number of nodes: for each that waits.
+
+    Args:
+        state: of the run.
+        server: where the answer comes from, for people.
+    """
+    missing = explain.missing(state)
+    if len(missing) > MISSING_SHOWN:
+        missing = (*missing[:MISSING_SHOWN], f"{len(missing) - MISSING_SHOWN} more")
+    return Report(
+        run_id=state.run_id,
+        phase=explain.phase_name(state),
+        incarnation=state.incarnation,
+        round=round_number(state.phase),
+        reason=explain.describe(state),
+        missing=missing,
+        settings=state.settings,
+        restarts=state.restarts,
+        server=server,
     )
 
 

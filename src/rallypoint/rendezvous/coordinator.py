@@ -208,6 +208,10 @@ class Coordinator(ABC):
     def report(self, deadline: Deadline) -> Report:
         """Return what the run is doing (one request)."""
 
+    def brief_report(self, deadline: Deadline) -> Report:
+        """Return the report without members and rounds, where that is cheaper (one request)."""
+        return self.report(deadline)
+
     @abstractmethod
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
         """Return the participants of this node's round, in rank order (one request)."""

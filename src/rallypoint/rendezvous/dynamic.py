@@ -293,6 +293,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return what the run is doing (one request)."""
         return self._coordinator.report(self._deadline(self._settings.timeout.close))
 
+    def waiting_for(self) -> Report:
+        """Return what a join waits for: the report without members and rounds (one request)."""
+        return self._coordinator.brief_report(self._deadline(self._settings.timeout.close))
+
     def wait_for_change(self, timeout: float | timedelta, since: View | None = None) -> View:
         """Wait until the view is not `since` any more (None: the view at the call).
 

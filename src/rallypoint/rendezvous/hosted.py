@@ -138,7 +138,7 @@ class HostedCoordinator(Coordinator):
         grace = Deadline(WITHDRAW_SECONDS)
         text = ""
         try:
-            report = self.report(grace)
+            report = self.brief_report(grace)
             missing = f"; missing: {', '.join(report.missing)}" if report.missing else ""
             text = f"{report.reason}{missing}"
         except RendezvousConnectionError as error:
@@ -212,8 +212,16 @@ class HostedCoordinator(Coordinator):
 
     def report(self, deadline: Deadline) -> Report:
         """See `Coordinator.report`."""
+        return self._report(deadline, brief=False)
+
+    def brief_report(self, deadline: Deadline) -> Report:
+        """See `Coordinator.brief_report`."""
+        return self._report(deadline, brief=True)
+
+    def _report(self, deadline: Deadline, brief: bool) -> Report:
         self._session.start(deadline)
-        answer = self._session.wait(self._session.ask(lambda i: wire.Inquire(i)), deadline)
+        number = self._session.ask(lambda i: wire.Inquire(i, brief=brief))
+        answer = self._session.wait(number, deadline)
         if answer is None or answer.report is None:
             raise RendezvousConnectionError(f"{self.target.where} gave no report")
         return answer.report

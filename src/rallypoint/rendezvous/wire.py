@@ -66,12 +66,14 @@ class Resume(_Body, frozen=True, tag=122):
 class Inquire(_Body, frozen=True, tag=123):
     """Ask for a report; with `seats`, for the participants of the sealed round.
 
-    With `server`, for what the server says of itself and its runs.
+    With `server`, for what the server says of itself and its runs; with `brief`, for a report
+    without members and rounds, which costs the same whatever their number.
     """
 
     id: int
     seats: bool = False
     server: bool = False
+    brief: bool = False
 
 
 class Push(_Body, frozen=True, tag=130):

@@ -355,7 +355,7 @@ class Connection(asyncio.Protocol):
         elif inquiry.seats:
             answer = wire.Answer(inquiry.id, seats=() if run is None else run.seats())
         else:
-            answer = wire.Answer(inquiry.id, report=server.report(run_id))
+            answer = wire.Answer(inquiry.id, report=server.report(run_id, inquiry.brief))
         self.send(p.frame(answer))
 
     def _visible(self, status: ServerStatus) -> ServerStatus:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.chronicle import Chronicle, Noted, report_of
+from rallypoint.rendezvous.chronicle import Chronicle, Noted, brief_report, report_of
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
@@ -284,6 +284,11 @@ class RunHost:
         now = self._loop.time()
         timers = [(timer, max(0.0, due - now)) for timer, (_, due) in self._timers.items()]
         return report_of(self.state, self._where, self.chronicle, now, self._heard, timers)
+
+    def brief(self) -> Report:
+        """Return the report without members and rounds: what each node that waits asks for."""
+        self.flush()
+        return brief_report(self.state, self._where)
 
     def seats(self) -> tuple[Node, ...]:
         """Return the participants of the sealed round in rank order, () if none is sealed."""

@@ -164,12 +164,12 @@ class Server:
         for watcher in self.watchers:
             watcher(run_id)
 
-    def report(self, run_id: str) -> Report:
+    def report(self, run_id: str, brief: bool = False) -> Report:
         """Return what a run is doing; one that nobody has joined is not made by asking."""
         run = self.runs.get(run_id)
         if run is None:
             return report_of(State(run_id), f"the server at {self.where}")
-        return run.report()
+        return run.brief() if brief else run.report()
 
     def status(self) -> ServerStatus:
         """Return how this server is, and the list of its runs."""

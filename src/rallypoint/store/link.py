@@ -334,7 +334,7 @@ def _server_unproven(target: Target, challenge: p.Challenge) -> str:
 def _expect(link: Link, kind: type[Any]) -> Any:
     try:
         bodies = link.receive()
-    except NotOurProtocolError:
+    except (NotOurProtocolError, AuthenticationError):
         raise
     except StoreConnectionError as error:
         raise StoreConnectionError(

@@ -26,7 +26,7 @@ class _Quiet(uvicorn.Server):
 
 
 class Listener:
-    """The page of a server.
+    """The page of a server: open and plain on loopback, else as guarded as the server.
 
     Args:
         server: whose runs are shown; its tokens are asked for off loopback.
@@ -41,8 +41,12 @@ class Listener:
         nobody = Keyring(b"")
         guard = Guard(lambda: nobody if local else server.keyring, names)
         app, self._feed = make_app(server, guard)
+        tls = server.options.tls
+        secure = tls.for_servers and not local
         config = uvicorn.Config(
             app,
+            ssl_certfile=tls.cert if secure else None,
+            ssl_keyfile=(tls.key or tls.cert) if secure else None,
             log_level="warning",
             access_log=False,
             lifespan="off",

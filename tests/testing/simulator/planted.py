@@ -12,16 +12,19 @@ import pytest
 
 import rallypoint.rendezvous.core.advance as core
 from rallypoint.agent import policy
+from rallypoint.agent.agent import events_of
 from rallypoint.rendezvous import dialogue
 from rallypoint.rendezvous.core import membership, ranks, rounds
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
+    Event,
     Finish,
     Join,
     Leave,
-    Lost,
     RejoinOver,
+    RoundOpened,
     RoundSealed,
+    assignment,
 )
 from rallypoint.rendezvous.core.state import Gathering, Round, Sealed
 from rallypoint.rendezvous.observer import Observer
@@ -131,7 +134,7 @@ def the_answer_changes(patch: Patch) -> None:
 
 
 def each_is_told_its_own_address(patch: Patch) -> None:
-    seat = runs.assignment
+    seat = assignment
     patch.setattr(runs, "assignment", lambda r, n: change(seat(r, n), master_port=1000 + n))
 
 
@@ -169,7 +172,7 @@ def beats_are_not_seen(patch: Patch) -> None:
     def blind(self: Observer, state: Any, *given: Any) -> Any:
         return silent(self, state, *given) if not self._signs else _judge(self, state, *given)
 
-    def _judge(self: Observer, state: Any, me: str, now: float, lease: float) -> list[Lost]:
+    def _judge(self: Observer, state: Any, me: str, now: float, lease: float) -> list[Event]:
         before = {who: sign.at for who, sign in self._signs.items()}
         lost = silent(self, state, me, now, lease)
         for who, at in before.items():
@@ -195,13 +198,10 @@ def nobody_resumes(patch: Patch) -> None:
 
 
 def fenced_nodes_work_on(patch: Patch) -> None:
-    events_of = node.events_of
     patch.setattr(
         node,
         "events_of",
-        lambda view, before: [
-            e for e in events_of(view, before) if type(e).__name__ != "Fenced"
-        ],
+        lambda view, before: [e for e in events_of(view, before) if type(e).__name__ != "Fenced"],
     )
 
 
@@ -239,7 +239,7 @@ def ranks_twice(patch: Patch) -> None:
 
 
 def reasons_are_made_up(patch: Patch) -> None:
-    opened = rounds.RoundOpened
+    opened = RoundOpened
     patch.setattr(rounds, "RoundOpened", lambda i, n, why, lost: opened(i, n, "", lost))
 
 

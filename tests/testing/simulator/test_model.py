@@ -20,9 +20,7 @@ from rallypoint.testing.simulator.model import FAULTS, Broken, Report, explore
 RUNS = {
     "min 2, max 3": Settings(2, 3),
     "min 1, max 2, no restarts": Settings(1, 2, max_restarts=0),
-    "min 1, max 3, target 2, replacement": Settings(
-        1, 3, target_nodes=2, replacement_seconds=1.0
-    ),
+    "min 1, max 3, target 2, replacement": Settings(1, 3, target_nodes=2, replacement_seconds=1.0),
 }
 
 

@@ -3,6 +3,7 @@
 `run(plan)` makes one, lets it happen, and raises `Violation` for whatever must not be.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +19,9 @@ from rallypoint.store import protocol as p
 from rallypoint.testing.simulator.checks import Checker, Truth, Violation
 from rallypoint.testing.simulator.clockwork import Clockwork, Process
 from rallypoint.testing.simulator.faults import Faults
+from rallypoint.testing.simulator.hosted import HostedNode
 from rallypoint.testing.simulator.network import End, Network
-from rallypoint.testing.simulator.node import Agent, HostedNode
+from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.server import Disk, SimulatedServer
 from rallypoint.testing.simulator.session import NodeSession
@@ -160,10 +162,13 @@ class World:
         before = module.advance
         module.advance = self.checker.advance
         self.network.on_arrival = self.heard
+        dice = random.getstate()
+        random.seed(self.plan.seed)  # the jitter of what is simulated
         try:
             yield
         finally:
             module.advance = before
+            random.setstate(dice)
 
     # -- liveness --------------------------------------------------------------------------------
 

@@ -155,7 +155,6 @@ function drawClocks() {
 
 function drawMissing(run) {
   $("missing").hidden = run.missing.length === 0;
-  write($("missing-count"), run.missing.length > 1 ? run.missing.length.toLocaleString("en") : "");
   const shown = run.missing.slice(0, 50).map((name) => make("li", {}, name));
   if (run.missing.length > 50) shown.push(make("li", {}, `and ${run.missing.length - 50} more`));
   $("missing-list").replaceChildren(...shown);

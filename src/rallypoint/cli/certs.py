@@ -1,0 +1,55 @@
+"""`rallypoint certs`: a private authority, and certificates for the nodes of a cluster."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from rallypoint.errors import ParameterError
+
+
+@click.command("certs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Host name or address by which nodes reach the server; may be given several times.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=365,
+    show_default=True,
+    help="Until the certificate ends (the authority: ten years).",
+)
+def command(folder: Path, names: tuple[str, ...], days: int) -> None:
+    """Make a certificate for a node, signed by the private authority in FOLDER.
+
+    The authority is made with the first certificate. Its key, ca.key, is needed nowhere but
+    here: keep it off the nodes.
+
+    \b
+    Example:
+        rallypoint certs certs --name head --name 10.0.0.1
+        rallypoint serve --bind 10.0.0.1:29400 --tls-cert certs/head.pem --tls-key certs/head.key
+        RALLYPOINT_TLS_CA=certs/ca.pem rallypoint run --endpoint head:29400 ...
+    """
+    if find_spec("cryptography") is None:
+        click.echo("rallypoint certs: needs the extra: pip install 'rallypoint[tls]'", err=True)
+        sys.exit(1)
+    from rallypoint.cli.authority import make_authority, make_certificate
+
+    try:
+        ca = make_authority(folder)
+        cert, key = make_certificate(folder, list(names), days)
+    except (ParameterError, OSError, ValueError) as error:
+        click.echo(f"rallypoint certs: {error}", err=True)
+        sys.exit(1)
+    click.echo(f"authority    {ca}   (RALLYPOINT_TLS_CA on every node)")
+    click.echo(f"certificate  {cert}   (--tls-cert)")
+    click.echo(f"key          {key}   (--tls-key; for this node's eyes only)")
+    click.echo(f"for          {', '.join(names)}, {days} days")

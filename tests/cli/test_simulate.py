@@ -1,0 +1,40 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rallypoint.cli.simulate import LONG, command, seconds, spread
+
+
+@pytest.mark.parametrize(
+    ("text", "long"),
+    [("30", 30.0), ("90s", 90.0), ("5m", 300.0), ("6h", 21600.0), ("1.5d", 129600)],
+)
+def test_durations(text: str, long: float) -> None:
+    assert LONG.convert(text, None, None) == long
+
+
+def test_a_table_for_people() -> None:
+    done = CliRunner().invoke(command, ["--nodes", "8", "--mtbf", "2h", "--hours", "12"])
+    assert done.exit_code == 0, done.output
+    assert "8 nodes, 12 hours" in done.output
+    for row in ("failures", "rounds", "time to detect", "time lost", "false losses"):
+        assert row in done.output
+
+
+def test_figures_for_programs_and_the_same_seed_the_same_days() -> None:
+    given = ["--nodes", "4", "--mtbf", "1h", "--hours", "6", "--json", "--seed", "3"]
+    one, two = (CliRunner().invoke(command, given).output for _ in range(2))
+    assert one == two
+    assert json.loads(one)["failures"] > 0
+
+
+def test_a_duration_that_is_none_is_refused() -> None:
+    done = CliRunner().invoke(command, ["--mtbf", "soon"])
+    assert done.exit_code == 2
+    assert "write 30, 90s, 5m, 6h or 1d" in done.output
+
+
+def test_how_figures_are_shown() -> None:
+    assert (seconds(1.234), seconds(1200.0)) == ("1.23 s", "20.0 min")
+    assert (spread([]), spread([1.0, 2.0, 9.0])) == ("-", "2.00 s (9.00 s)")

@@ -1,0 +1,30 @@
+"""A simulated node's requests to the server."""
+
+from tests.testing.simulator.test_world import a_world
+
+from rallypoint.agent import policy
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.testing.simulator import Fault, Kind
+
+
+def test_a_join_that_takes_too_long_is_given_up_with_a_reason() -> None:
+    world = a_world(nodes=1, join_seconds=5.0)
+    world.run()
+    assert world.agents[0].exit is not None
+    assert "within 5 s" in world.agents[0].exit.text
+
+
+def test_a_node_that_was_fenced_joins_under_another_id() -> None:
+    world = a_world(Fault(Kind.PART, 2.0, node=1, seconds=6.0))
+    world.run()
+    agent = world.agents[1]
+    assert agent.node_id == "n1.2"
+    assert isinstance(agent.state.phase, policy.Working)
+
+
+def test_a_spare_waits_until_it_is_not_needed() -> None:
+    settings = Settings(2, 2, last_call_seconds=0.0, lease_seconds=3.0)
+    world = a_world(settings=settings, work_seconds=4.0)
+    world.run()
+    assert [agent.exit.code for agent in world.agents if agent.exit] == [0, 0, 0]
+    assert len(world.truth.done) == 2

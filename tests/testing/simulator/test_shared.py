@@ -1,0 +1,42 @@
+"""Worlds without a server; more of them are in test_world and test_search."""
+
+from tests.testing.simulator.test_world import a_world, round_of
+
+from rallypoint.rendezvous.core.state import Settings
+from rallypoint.testing.simulator import Fault, Kind, Plan
+from rallypoint.testing.simulator.shared import SharedWorld, settings_of
+
+
+def test_settings_are_those_of_the_plan() -> None:
+    given = Settings(1, 3, 2, 4, 0.0, 5.0, 1.0, 6.0, 0.5)
+    core = settings_of(Plan(1, 3, given)).core()
+    assert core == Settings(1, 3, 2, 4, 0.001, 5.0, 1.0, 6.0, 0.5)
+
+
+def test_writes_do_race() -> None:
+    world = a_world(shared=True)
+    assert isinstance(world, SharedWorld)
+    lost = 0
+    whole = world.cell.compare_and_set
+
+    def counting(data: bytes, token: object) -> bool:
+        nonlocal lost
+        done = whole(data, token)
+        lost += not done
+        return done
+
+    world.cell.compare_and_set = counting  # type: ignore[method-assign] # counts
+    world.run()
+    assert lost > 0, "nobody acted on what another one had changed meanwhile"
+
+
+def test_the_store_is_out_of_reach_for_a_while() -> None:
+    world = a_world(Fault(Kind.SERVER_KILL, 3.0, seconds=2.0), shared=True)
+    world.run()
+    assert round_of(world) == (1, 3)
+
+
+def test_a_node_that_was_stopped_too_long_comes_back_as_another() -> None:
+    world = a_world(Fault(Kind.PAUSE, 3.0, node=1, seconds=6.0), shared=True)
+    world.run()
+    assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.2", "n2.1"}

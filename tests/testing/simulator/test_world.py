@@ -1,0 +1,92 @@
+"""Worlds in which one thing happens, so that it is seen what the simulator makes of it."""
+
+import pytest
+
+from rallypoint.rendezvous.core.state import Closed, Sealed, Settings
+from rallypoint.testing.simulator import Fault, Kind, Plan, World, make_world
+
+SETTINGS = Settings(
+    2, 4, last_call_seconds=0.5, rejoin_seconds=5.0, lease_seconds=3.0, grace_seconds=0.5
+)
+
+
+def a_world(*faults: Fault, shared: bool = False, **fields: object) -> World:
+    plan = Plan(1, 3, SETTINGS, faults, fault_seconds=10.0, shared=shared)
+    for name, value in fields.items():
+        plan = type(plan)(**{**{f: getattr(plan, f) for f in plan.__struct_fields__}, name: value})
+    return make_world(plan, trace=True)
+
+
+def round_of(world: World) -> tuple[int, int]:
+    """Return number and size of the sealed round."""
+    state = world.state()
+    assert state is not None
+    assert isinstance(state.phase, Sealed)
+    return state.phase.record.number, len(state.phase.record.seats)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+def test_nothing_goes_wrong(shared: bool) -> None:
+    world = a_world(shared=shared)
+    result = world.run()
+    assert round_of(world) == (1, 3)
+    assert result.rounds == 1
+    assert result.steps > 50
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.VANISH, Kind.LEAVE])
+def test_a_node_goes_and_the_others_go_on(kind: Kind, shared: bool) -> None:
+    world = a_world(Fault(kind, 2.0, node=1), shared=shared)
+    world.run()
+    assert round_of(world) == (2, 2)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+def test_a_new_node_is_taken_in(shared: bool) -> None:
+    world = a_world(Fault(Kind.COME, 3.0), shared=shared)
+    world.run()
+    assert round_of(world) == (2, 4)
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.CUT_NEAR, Kind.SERVER_KILL, Kind.SERVER_PAUSE])
+def test_workers_do_not_notice_a_short_outage(kind: Kind) -> None:
+    world = a_world(Fault(kind, 2.0, node=1, seconds=0.3))
+    world.run()
+    assert round_of(world) == (1, 3)
+
+
+def test_a_server_that_forgets_everything_makes_all_come_anew() -> None:
+    world = a_world(Fault(Kind.SERVER_LOST, 3.0, seconds=1.0))
+    world.run()
+    assert world.server.life == 1
+    assert {agent.node_id for agent in world.live()} == {"n0.2", "n1.2", "n2.2"}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+def test_the_work_is_done(shared: bool) -> None:
+    world = a_world(shared=shared, work_seconds=4.0)
+    world.run()
+    state = world.state()
+    assert state is not None
+    assert isinstance(state.phase, Closed)
+    assert state.phase.finished
+    assert [agent.exit.code for agent in world.agents if agent.exit] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
+def test_somebody_closes_the_run(shared: bool) -> None:
+    world = a_world(Fault(Kind.CLOSE, 3.0), shared=shared)
+    world.run()
+    assert {agent.exit.code for agent in world.agents if agent.exit} == {1}
+    assert not world.live()
+
+
+def test_a_world_that_does_not_settle_is_told_of() -> None:
+    world = a_world()
+    world.server.start()
+    agent = world.new_agent(0)
+    assert world.unsettled(final=True).startswith("n0.1 ")
+    agent.process.kill()
+    world.server.kill(1.0, power=False, lost=False)
+    assert world.unsettled(final=True) == "the server is down"
