@@ -8,6 +8,7 @@ from rallypoint.cli import main
 from rallypoint.cli import run as run_module
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.rendezvous.endpoint import free_port
 
 
 def run(*argv: str, env: dict[str, str] | None = None) -> Result:
@@ -93,3 +94,18 @@ def test_explain_shows_each_setting_and_where_it_comes_from() -> None:
     assert "--rdzv-conf" in rows["last_call"]
     assert "default" in rows["lease"]
     assert "3" in rows["max_restarts"]
+
+
+@pytest.mark.integration
+def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def start(plan: Plan) -> int:
+        looks.append(run_module._doctor(plan)())
+        return 0
+
+    monkeypatch.setattr(run_module, "start", start)
+    place = f"127.0.0.1:{free_port('127.0.0.1')}"
+    result = run("--nnodes=2", f"--endpoint={place}", "--run-id=x", "--no-python", "true")
+    assert result.exit_code == 0, result.output
+    assert looks[0].startswith("doctor: connect: 127.0.0.1: connection refused; nobody listens")

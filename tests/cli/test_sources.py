@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 from tests.rendezvous.core.builders import a_node, a_settings
 
+from rallypoint.cli import sources
 from rallypoint.cli.sources import ServerSource, SharedSource, open_source
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
+from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
 from rallypoint.rendezvous.backends.file import FileRendezvousBackend
 from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.core import codec
@@ -14,6 +16,7 @@ from rallypoint.rendezvous.core.events import Event, Join, Leave
 from rallypoint.rendezvous.core.state import State
 from rallypoint.rendezvous.endpoint import free_port
 from rallypoint.rendezvous.status import RunStatus
+from rallypoint.testing.memory_engine import MemoryEngine
 
 SETTINGS = a_settings(2, 2)
 
@@ -45,7 +48,7 @@ def test_a_single_look_at_a_shared_state_knows_no_times() -> None:
     assert run.phase == "gathering"
     assert run.since_seconds is None
     assert run.members[0].heard_seconds is None
-    assert run.rounds == ()
+    assert [line.opened_seconds for line in run.rounds] == [None]
 
 
 def test_who_looks_again_sees_what_has_happened() -> None:
@@ -96,4 +99,22 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(RendezvousConnectionError, match=r"^cannot reach 127\.0\.0\.1") as failure:
         source.read(None, Deadline(0.3))
     assert "join=" not in str(failure.value)
+    source.close()
+
+
+def test_the_state_on_an_engine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, opened = MemoryEngine(), list[str]()
+
+    def open_engine(url: str) -> MemoryEngine:
+        opened.append(url)
+        return engine
+
+    monkeypatch.setattr(sources, "open_engine", open_engine)
+    state = advance(State("job"), Join(a_node("n1"), SETTINGS)).state
+    EngineRendezvousBackend(engine.clone(), "job").set_state(codec.encode(state))
+    source = open_source("etcd", "u:secret@h1:2379", "job", b"")
+    status = source.read("job", Deadline(1))
+    assert opened == ["etcd://u:secret@h1:2379"]
+    assert "secret" not in status.source
+    assert [member.id for member in status.runs[0].members] == ["n1"]
     source.close()

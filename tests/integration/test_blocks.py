@@ -128,11 +128,22 @@ def explained(block: str, folder: Path) -> None:
     assert "nproc_per_node" in shell(script, folder, environment(folder))
 
 
+def looked_at(block: str, folder: Path) -> None:
+    """Both questions, to a server of this machine that has such a run."""
+    port = free_port(LOOPBACK)
+    script = block.replace("first:29400", f"{LOOPBACK}:{port}").replace(" --watch", "")
+    node = f"rallypoint run --nnodes 1 --endpoint {LOOPBACK}:{port} --run-id digits --no-python"
+    said = shell(f"{node} sleep 8 &\nsleep 2\n{script}", folder, environment(folder))
+    assert "round 1 is at work with 1 node" in said
+    assert "peers" in said
+
+
 README: dict[str, Try] = {  # how a block begins -> how it is tried
     "make demo": made,
     "rounds\n": only_shown,
     "first$  rallypoint run": both_machines,
     "rallypoint run --standalone": explained,
+    "rallypoint status": looked_at,
     "torchrun ": only_shown,  # tests/integrations/torchrun runs it
 }
 

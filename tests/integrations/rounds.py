@@ -29,7 +29,7 @@ class FakeHandler:
             raise self.error
         self.finished += 1
 
-    def report(self) -> Report:
+    def waiting_for(self) -> Report:
         self.asked += 1
         if self.error is not None:
             raise self.error

@@ -413,7 +413,7 @@ def test_join_times_out_with_what_is_missing(handlers: Handlers) -> None:
 
 def agent(path: str, pipe: Connection) -> None:
     params = RendezvousParameters(
-        "file", path, "run", 2, 3, "127.0.0.1", lease=1.5, last_call=0.5, join=30, close=5
+        "file", path, "run", 2, 3, "127.0.0.1", lease=1.5, last_call=25, join=30, close=5
     )
     handler = create_handler(params)
     assert isinstance(handler, DynamicRendezvousHandler)

@@ -11,6 +11,7 @@ from rallypoint.store.groups import (
     TIMED_OUT,
     Groups,
     group_title,
+    missing_ranges,
     rank_ranges,
     shown,
 )
@@ -32,6 +33,19 @@ def member(rank: int | None, size: int = 3, **options: Any) -> p.Gather:
 )
 def test_rank_ranges(ranks: list[int], text: str) -> None:
     assert rank_ranges(ranks).endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("present", "size", "text"),
+    [
+        ([], 3, "0-2"),
+        ([0, 1, 2], 3, ""),
+        ([1, 4], 6, "0, 2-3, 5"),
+        ([0], 2**63, "1-9223372036854775807"),  # whatever a client names: no list is made
+    ],
+)
+def test_missing_ranges(present: list[int], size: int, text: str) -> None:
+    assert missing_ranges(present, size) == text
 
 
 def test_titles_and_lists() -> None:

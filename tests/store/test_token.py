@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import ParameterError
-from rallypoint.store.token import read_token
+from rallypoint.store.token import current, read_token, token_environment
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +36,23 @@ def test_a_file_that_is_no_use_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ParameterError, match=r"empty' is empty"):
         read_token(None, str(tmp_path / "empty"))
+
+
+def test_a_files_token_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("old")
+    token = read_token(None, str(path))
+    assert current(token) == b"old"
+    path.write_text("new\nold")
+    assert current(token) == b"new\nold"
+    path.unlink()
+    assert current(token) == b"old"  # being replaced: what was read is still the best guess
+    assert current(b"given") == b"given"
+
+
+def test_a_child_process_gets_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret")
+    assert token_environment(b"secret") == {"RALLYPOINT_TOKEN": "secret"}
+    assert token_environment(read_token(None, str(path))) == {"RALLYPOINT_TOKEN_FILE": str(path)}
+    assert token_environment(b"") == {}

@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 # without the last ones a browser asks its maker's hosts for things at each start
 FLAGS = (
@@ -22,8 +23,10 @@ LIMIT_MS = 10_000
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium() -> "Iterator[Browser]":
     """Start the browser."""
+    from playwright.sync_api import sync_playwright  # of the extra `browser`
+
     path = os.environ.get("RALLYPOINT_CHROMIUM") or shutil.which("chromium")
     assert path, "no chromium on the PATH; RALLYPOINT_CHROMIUM names one"
     with sync_playwright() as driver:
@@ -38,7 +41,7 @@ def chromium() -> Iterator[Browser]:
 class Look:
     """A page, and all that it complained of."""
 
-    page: Page
+    page: "Page"
     complaints: list[str] = field(default_factory=list)
 
     def picture(self, name: str) -> None:
@@ -61,7 +64,9 @@ class Look:
 
 
 @contextlib.contextmanager
-def look(browser: Browser, url: str, *, scheme: str = "light", width: int = 1280) -> Iterator[Look]:
+def look(
+    browser: "Browser", url: str, *, scheme: str = "light", width: int = 1280
+) -> Iterator[Look]:
     """Open a page; it must not have complained by the end."""
     dark = scheme == "dark"
     context = browser.new_context(

@@ -1,3 +1,5 @@
+import contextlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -7,7 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.certificates import make_certificates
+from tests.web.crowd import Crowd
 from tests.web.serving import served
+
+from rallypoint.rendezvous.core.state import Settings
 
 pytestmark = pytest.mark.integration
 
@@ -51,3 +56,35 @@ def test_off_loopback_the_page_asks_for_the_token_and_speaks_tls(tmp_path: Path)
         assert httpx.get(place, verify=trust).status_code == 401
         headers = {"Authorization": "Bearer sesame"}
         assert httpx.get(place, headers=headers, verify=trust).json() == []
+
+
+GARBAGE = (
+    b"",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,
+    b"\xff" * 70_000,
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 70_000,
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\ntok",
+    b"GET /static/%ff%00 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /api/v1/runs/%f0%28%8c HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n",
+    b"GET /api/v1/events?run=%00 HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: \xff=;;\r\n\r\n",
+    b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+    b"Connection: Upgrade\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+)
+
+
+def test_whatever_strangers_send_the_runs_go_on() -> None:
+    settings = Settings(2, 2, grace_seconds=0.2)
+    with served() as server, Crowd(server.port, "job", settings) as crowd:
+        crowd.join("n1", "n2")
+        host, _, port = server.url.removeprefix("http://").rstrip("/").partition(":")
+        for data in GARBAGE * 3:
+            with socket.create_connection((host, int(port)), 5) as sock:
+                sock.settimeout(0.1)
+                with contextlib.suppress(OSError):  # it may have hung up already
+                    sock.sendall(data)
+                    sock.recv(4096)
+        (line,) = httpx.get(f"{server.url}api/v1/runs").json()
+        assert (line["phase"], line["nodes"]) == ("sealed", 2)

@@ -6,17 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-
-from rallypoint.rendezvous.core.state import Settings
-
-pytest.importorskip("playwright")
-pytest.importorskip("axe_playwright_python")
-from playwright.sync_api import Browser
 from tests.web.browser import chromium, look
 from tests.web.crowd import Crowd
 from tests.web.serving import Served, served
+
+from rallypoint.rendezvous.core.state import Settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.browser]
 GRACE_SECONDS = 0.3
@@ -24,7 +24,7 @@ SEEN_WITHIN_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> "Iterator[Browser]":
     with chromium() as started:
         yield started
 
@@ -44,7 +44,9 @@ def agent(port: int, slot: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_node_is_on_the_timeline_within_a_second(browser: Browser, server: Served) -> None:
+def test_a_killed_node_is_on_the_timeline_within_a_second(
+    browser: "Browser", server: Served
+) -> None:
     agents: list[subprocess.Popen[bytes]] = []
     with look(browser, f"{server.url}?run=job") as shown:
         page = shown.page
@@ -76,7 +78,7 @@ def test_a_killed_node_is_on_the_timeline_within_a_second(browser: Browser, serv
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
 def test_no_serious_fault_of_access(
-    browser: Browser, server: Served, scheme: str, width: int
+    browser: "Browser", server: Served, scheme: str, width: int
 ) -> None:
     settings = Settings(3, 5, last_call_seconds=60)
     busy, few = Crowd(server.port, "busy", Settings(2, 2)), Crowd(server.port, "few", settings)
@@ -92,7 +94,7 @@ def test_no_serious_fault_of_access(
                 assert wide <= width, "the page itself scrolls sideways"
 
 
-def test_a_thousand_members_scroll_smoothly(browser: Browser, server: Served) -> None:
+def test_a_thousand_members_scroll_smoothly(browser: "Browser", server: Served) -> None:
     names = [f"rack{i // 40:02d}-n{i % 40:02d}" for i in range(1000)]
     settings = Settings(999, 1000, target_nodes=1000, lease_seconds=60, grace_seconds=GRACE_SECONDS)
     with Crowd(server.port, "big", settings) as crowd:
@@ -101,8 +103,11 @@ def test_a_thousand_members_scroll_smoothly(browser: Browser, server: Served) ->
             page = shown.page
             page.get_by_text("round 1 is at work with 1000 nodes").wait_for()
             assert page.locator("#body .row").count() == 1000
-            slowest = page.evaluate(SCROLL)
-            assert slowest < 150, f"a frame took {slowest:.0f} ms"  # two busy cores, no GPU
+            frames = sorted(page.evaluate(SCROLL))
+            usual, slow = frames[len(frames) // 2], frames[int(len(frames) * 0.9)]
+            # two busy cores and no GPU; a table that lays out all its rows takes far longer
+            assert usual < 50, f"a frame takes {usual:.0f} ms"
+            assert slow < 150, f"one frame in ten takes {slow:.0f} ms"
             shown.picture("thousand")
             page.keyboard.press("/")
             page.keyboard.type("rack24-n3")
@@ -118,19 +123,20 @@ def test_a_thousand_members_scroll_smoothly(browser: Browser, server: Served) ->
 
 SCROLL = """async () => {
   const rows = document.getElementById("rows");
-  let slowest = 0, before = performance.now();
+  const took = [];
+  let before = performance.now();
   for (let i = 0; i < 60; i++) {
     rows.scrollTop += 400;
     await new Promise(requestAnimationFrame);
     const now = performance.now();
-    slowest = Math.max(slowest, now - before);
+    took.push(now - before);
     before = now;
   }
-  return slowest;
+  return took;
 }"""
 
 
-def test_the_keyboard_does_it_all(browser: Browser, server: Served) -> None:
+def test_the_keyboard_does_it_all(browser: "Browser", server: Served) -> None:
     settings = Settings(1, 2, target_nodes=2, grace_seconds=0.1)
     crowd, other = Crowd(server.port, "keys", settings), Crowd(server.port, "other", settings)
     with crowd, other:
@@ -155,7 +161,7 @@ def test_the_keyboard_does_it_all(browser: Browser, server: Served) -> None:
             page.get_by_role("heading", name="keys").wait_for()
 
 
-def test_off_loopback_the_form_takes_the_token(browser: Browser) -> None:
+def test_off_loopback_the_form_takes_the_token(browser: "Browser") -> None:
     token = {"RALLYPOINT_TOKEN": "sesame"}
     with served(http="0.0.0.0:0", env=token) as server, look(browser, server.url) as shown:
         page = shown.page
@@ -171,7 +177,7 @@ def test_off_loopback_the_form_takes_the_token(browser: Browser) -> None:
         page.get_by_text("live", exact=True).wait_for()
 
 
-def test_what_nodes_say_of_themselves_is_shown_as_text(browser: Browser, server: Served) -> None:
+def test_what_nodes_say_of_themselves_is_shown_as_text(browser: "Browser", server: Served) -> None:
     evil = "<img src=x onerror=alert(1)>"
     with Crowd(server.port, evil, Settings(1, 2, last_call_seconds=60)) as crowd:
         crowd.join(evil)

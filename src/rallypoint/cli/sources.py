@@ -5,6 +5,7 @@ Both only look: no run is made, nothing is joined, no file comes into being.
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 from rallypoint.deadline import Deadline
@@ -94,10 +95,14 @@ class SharedSource(Source):
     Args:
         backend: where the state is.
         where: for people.
+        close: ends what the backend stands on.
     """
 
-    def __init__(self, backend: RendezvousBackend, where: str) -> None:
+    def __init__(
+        self, backend: RendezvousBackend, where: str, close: Callable[[], None] = lambda: None
+    ) -> None:
         self._backend = backend
+        self._close = close
         self._where = where
         self._chronicle = Chronicle()
         self._state: State | None = None
@@ -134,6 +139,7 @@ class SharedSource(Source):
 
     def close(self) -> None:
         """See the base."""
+        self._close()
 
 
 def open_source(backend: str, endpoint: str, run_id: str | None, token: bytes) -> Source:
@@ -150,7 +156,7 @@ def open_source(backend: str, endpoint: str, run_id: str | None, token: bytes) -
 
     url = engine_url(backend, endpoint)
     engine = open_engine(url)
-    return SharedSource(EngineRendezvousBackend(engine, run_id), redacted(url))
+    return SharedSource(EngineRendezvousBackend(engine, run_id), redacted(url), engine.close)
 
 
 def _file(endpoint: str, run_id: str) -> SharedSource:

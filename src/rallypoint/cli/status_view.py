@@ -166,7 +166,7 @@ def _rounds(rounds: tuple[RoundLine, ...]) -> Table:
         lasted = None if began is None else began - (line.ended_seconds or 0.0)
         table.add_row(
             str(line.number),
-            str(line.size) if began is not None else "",
+            str(line.size) if line.size else "",
             f"{duration(began)} ago" if began is not None else "",
             duration(lasted),
             Text(line.sealed_because),

@@ -74,7 +74,7 @@ class AgentRound:
         """Return why the others are in another round: who has finished is not told of it."""
         seat = self._info.assignment
         try:
-            report = self._handler.report()
+            report = self._handler.waiting_for()
         except RallypointError as error:
             logger.info("could not ask whether the others are still at work: %s", error)
             return ""

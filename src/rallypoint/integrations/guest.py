@@ -167,7 +167,7 @@ class _Reasons:
         if not self._asked:
             self._asked = True
             return ""
-        report = self._handler.report()
+        report = self._handler.waiting_for()
         return f"run {report.run_id!r}: {report.reason}"
 
 

@@ -288,10 +288,28 @@ def report_of(
         since_seconds=_ago(now, seen.phase_at),
         opened_by=state.opened_by,
         timers=(*shown, *_graces(state, seen.cut_seconds(now))),
-        rounds=seen.lines(now),
+        rounds=seen.lines(now) or _present(state),
         failures=state.failures,
         shut_out=tuple(islice(reversed(state.fenced.items()), SHUT_OUT_SHOWN)),
     )
+
+
+def _present(state: State) -> tuple[RoundLine, ...]:
+    """Return the one round that a state itself tells of, without times."""
+    phase = state.phase
+    if state.settings is None or isinstance(phase, Closed):
+        return ()
+    record = phase.record if isinstance(phase, Sealed) else None
+    line = RoundLine(
+        incarnation=state.incarnation,
+        number=round_number(phase),
+        opened_seconds=None,
+        opened_because=state.opening,
+        sealed_because=record.reason if record else "",
+        size=len(record.seats) if record else 0,
+        nodes=tuple(seat.node.label for seat in record.seats) if record else (),
+    )
+    return (line,)
 
 
 def brief_report(state: State, server: str) -> Report:

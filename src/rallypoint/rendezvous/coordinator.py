@@ -92,7 +92,7 @@ class RoundLine(msgspec.Struct, frozen=True):
     Args:
         incarnation: of the run.
         number: of the round.
-        opened_seconds: when it was opened.
+        opened_seconds: when it was opened, None if that is not known.
         opened_because: why, "" for the first.
         sealed_seconds: when it was sealed, None if it was not.
         sealed_because: why then.
@@ -105,7 +105,7 @@ class RoundLine(msgspec.Struct, frozen=True):
 
     incarnation: int
     number: int
-    opened_seconds: float
+    opened_seconds: float | None
     opened_because: str = ""
     sealed_seconds: float | None = None
     sealed_because: str = ""

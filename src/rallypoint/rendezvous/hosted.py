@@ -37,6 +37,7 @@ from rallypoint.rendezvous.core.state import Failure, Node, Settings
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.rendezvous.patience import wait_for_seat
 from rallypoint.rendezvous.session import Session
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.status import ServerStatus
@@ -95,9 +96,11 @@ class HostedCoordinator(Coordinator):
         session.update(lambda v: View(assignment=seat, connected=v.connected, error=v.error))
         session.send(wire.Ask(0, asked))
         with session.changed:
-            limit = min(deadline.remaining(), threading.TIMEOUT_MAX)
-            session.changed.wait_for(
-                lambda: session.join is not asked or self._settled(asked), limit
+            wait_for_seat(
+                session.changed,
+                lambda: session.view,
+                lambda: session.join is not asked or self._settled(asked),
+                deadline,
             )
             view, withdrawn = session.view, session.join is not asked
             refused: Refused | None = session.refused  # set by the session's thread

@@ -52,6 +52,7 @@ from rallypoint.rendezvous.core.state import (
 )
 from rallypoint.rendezvous.exchange import Pause, pause
 from rallypoint.rendezvous.observer import BEATS_PER_LEASE
+from rallypoint.rendezvous.patience import wait_for_seat
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.shared_host import SharedHost
 from rallypoint.store.api import Store
@@ -107,7 +108,9 @@ class SharedCoordinator(Coordinator):
             self._host.start()
         while True:
             with self._host.changed:
-                if not self._host.changed.wait_for(self._is_decided, deadline.remaining()):
+                if not wait_for_seat(
+                    self._host.changed, lambda: self._host.view, self._is_decided, deadline
+                ):
                     break
             seat = self.outcome()
             if seat is not None:

@@ -110,8 +110,8 @@ def told(view: View, message: Told) -> View:
     match message:
         case Seated(seat):
             return View(assignment=seat, connected=view.connected)
-        case RoundOpened():
-            return change(view, opened=message, waiting=0)
+        case RoundOpened():  # a parked node is a candidate now (S1)
+            return change(view, opened=message, parked=None, waiting=0)
         case Parked():
             return change(view, assignment=None, opened=None, parked=message)
         case WaitingChanged(count=count):
@@ -127,6 +127,8 @@ def told(view: View, message: Told) -> View:
             return view
 
 
+COUNT_LIMIT = 2**31 - 1  # sums of such fit into what a frame can carry
+SECONDS_LIMIT = 10 * 365 * 86400.0  # what event loops take
 TEXT_LIMIT = 1024  # characters of one text that a node says of itself
 
 
@@ -138,6 +140,18 @@ def problem(event: NodeEvent, limit: int = TEXT_LIMIT) -> str:
     if not isinstance(event, Join):
         return ""
     s, node = event.settings, event.node
+    counts = {
+        "node_rank": node.node_rank or 0,
+        "port": node.port,
+        "pid": node.pid,
+        "target_nodes": s.target_nodes or 0,
+        "max_restarts": s.max_restarts or 0,
+        "max_nodes": s.max_nodes,
+        "local_world_size": node.local_world_size,
+    }
+    for name, count in counts.items():
+        if not 0 <= count <= COUNT_LIMIT:
+            return f"a join with {name}={count}"
     if not 1 <= s.min_nodes <= s.max_nodes or node.local_world_size < 1:
         return (
             f"a join with min_nodes={s.min_nodes}, max_nodes={s.max_nodes}, "
@@ -151,7 +165,7 @@ def problem(event: NodeEvent, limit: int = TEXT_LIMIT) -> str:
         "grace": s.grace_seconds,
     }
     for name, value in durations.items():
-        if not 0 <= value < float("inf"):  # NaN is neither
+        if not 0 <= value <= SECONDS_LIMIT:  # nor NaN
             return f"a join with {name}_seconds={value}"
     texts = (node.id, node.address, node.slot or "", node.topology or "", node.role, node.host)
     if not node.id or max(map(len, texts)) > limit:

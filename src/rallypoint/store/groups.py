@@ -43,6 +43,25 @@ def rank_ranges(ranks: Iterable[int]) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
+    return _spans_text(spans)
+
+
+def missing_ranges(present: Iterable[int], size: int) -> str:
+    """Return the ranks below `size` that are not present, as short text; "" for none.
+
+    Whatever the size that a client names, this costs no more than the ranks that are there.
+    """
+    spans, start = [], 0
+    for rank in sorted(present):
+        if rank > start:
+            spans.append([start, rank - 1])
+        start = rank + 1
+    if start < size:
+        spans.append([start, size - 1])
+    return _spans_text(spans)
+
+
+def _spans_text(spans: list[list[int]]) -> str:
     return shown([str(a) if a == b else f"{a}-{b}" for a, b in spans])
 
 
@@ -149,10 +168,10 @@ class Groups:
         gone = group.gone if group else {}
         if request.rank is None:
             return f"{members} of {request.size} members are here"
-        missing = set(range(request.size)) - ranks - set(gone)
+        missing = missing_ranges(ranks | set(gone), request.size)
         parts = [f"{members} of {request.size} members are here"]
         if missing:
-            parts.append(f"missing ranks: {rank_ranges(missing)}")
+            parts.append(f"missing ranks: {missing}")
         for why in (TIMED_OUT, DISCONNECTED):
             left = [rank for rank, reason in gone.items() if reason == why]
             if left:

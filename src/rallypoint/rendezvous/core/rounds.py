@@ -27,11 +27,12 @@ def open_round(d: Draft, why: str, lost: tuple[str, ...] = (), *, charged: bool 
     d.phase = Gathering(d.round + 1, lost=bool(lost), former=former, charged=charged)
     d.opening = why
     d.note = f"round {d.round} opens: {why}"
+    to = [*d.participants, *d.waiting, *d.spares]
     for place, standing in ((d.waiting, Standing.WAITING), (d.spares, Standing.NEW)):
         for member in list(place.values()):  # S1: they need not ask again
             del place[member.node.id]
             d.candidates[member.node.id] = standing_as(member, standing, None)
-    d.send(d.participants, RoundOpened(d.incarnation, d.round, why, lost))
+    d.send(to, RoundOpened(d.incarnation, d.round, why, lost))
 
 
 def standing_as(member: Member, standing: Standing, rank: int | None) -> Member:

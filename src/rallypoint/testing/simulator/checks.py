@@ -218,7 +218,7 @@ class Checker:
                 )
 
     def _remember(self, step: Step) -> None:
-        state, server, truth = step.state, self.world.server, self.truth
+        state, truth = step.state, self.truth
         truth.fenced.update(state.fenced)
         for send in step.messages:
             if isinstance(send.message, RoundOpened):
@@ -226,11 +226,15 @@ class Checker:
                 truth.openings.add((m.incarnation, m.round, m.why))
         if isinstance(state.phase, Closed):
             truth.closings.add((state.incarnation, state.phase.why))
-        process = server.process
-        for timer in step.timers:
-            key = (server.starts, timer)
-            if process is not None and key not in truth.timers:
-                truth.timers[key] = (self.world.clockwork.now, process.paused_seconds())
+        self.begins(step.timers)
+
+    def begins(self, running: Iterable[Timer]) -> None:
+        """Timers run in the server; those that are new begin now."""
+        process = self.world.server.process
+        for timer in running:
+            key = (self.world.server.starts, timer)
+            if process is not None and key not in self.truth.timers:
+                self.truth.timers[key] = (self.world.clockwork.now, process.paused_seconds())
 
     # -- what nodes are told, and do -------------------------------------------------------------
 

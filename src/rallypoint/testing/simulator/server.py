@@ -8,7 +8,7 @@ told (the order that the core asks of its hosts), and read back when the server 
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from rallypoint.rendezvous.core.advance import advance
+from rallypoint.rendezvous.core.advance import advance, timers
 from rallypoint.rendezvous.core.codec import decode, encode
 from rallypoint.rendezvous.core.events import Disconnected
 from rallypoint.rendezvous.core.state import PLACES, NodeId, State
@@ -142,6 +142,7 @@ class SimulatedServer:
         stored = self.disk.read()
         if stored is not None:
             host.adopt(decode(stored))
+            self.world.checker.begins(timers(host.state))
         self.world.note("server", f"has started (life {self.life})")
 
     def store(self, state: State) -> None:

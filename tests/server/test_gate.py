@@ -1,0 +1,69 @@
+"""Who is let in, who is told that the server is busy, and how often a node may join."""
+
+from typing import Any, cast
+
+from rallypoint.server.connection import Connection
+from rallypoint.server.gate import Allowance, Gate
+from rallypoint.server.options import Options
+from rallypoint.store import protocol as p
+
+
+class Fake:
+    def __init__(self, address: str = "10.0.0.1", opened_at: float = 0.0) -> None:
+        self.address, self.opened_at = address, opened_at
+        self.said: list[tuple[str, str]] = []
+
+    def goodbye(self, code: str, reason: str) -> None:
+        self.said.append((code, reason))
+
+
+def gate(**limits: Any) -> Gate:
+    return Gate(Options(**limits))
+
+
+def enter(of: Gate, *fakes: Fake, others: int = 0) -> None:
+    for fake in fakes:
+        of.enter(cast(Connection, fake), others)
+
+
+def test_a_full_server_is_busy_and_may_be_tried_again() -> None:
+    fake = Fake()
+    enter(gate(connections_limit=3), fake, others=3)
+    assert fake.said[0][0] == p.GOODBYE_BUSY
+    assert "3 connections" in fake.said[0][1]
+
+
+def test_one_address_has_its_own_limit() -> None:
+    full, mine, other = gate(address_limit=2), [Fake() for _ in range(3)], Fake("10.0.0.2")
+    enter(full, *mine, other)
+    assert [bool(fake.said) for fake in (*mine, other)] == [False, False, True, False]
+    for fake in mine:
+        full.leave(cast(Connection, fake))
+    again = Fake()
+    enter(full, again)
+    assert not again.said
+
+
+def test_the_stranger_that_waits_longest_makes_room() -> None:
+    few, fakes = gate(handshakes_limit=2), [Fake() for _ in range(4)]
+    enter(few, fakes[0])
+    few.proved(cast(Connection, fakes[0]))  # a member is never pushed out
+    enter(few, *fakes[1:])
+    assert [bool(fake.said) for fake in fakes] == [False, True, False, False]
+    assert few.refused == 1
+
+
+def test_who_is_overdue() -> None:
+    late, fakes = gate(), [Fake(opened_at=float(n)) for n in range(4)]
+    enter(late, *fakes)
+    late.proved(cast(Connection, fakes[0]))
+    assert cast(list[Fake], late.overdue(2.5)) == fakes[1:3]
+
+
+def test_an_allowance_is_a_burst_and_then_a_rate() -> None:
+    joins = Allowance(rate=2.0, burst=3, now=0.0)
+    assert [joins.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert not joins.take(0.4)
+    assert joins.take(0.9)
+    assert not joins.take(0.9)
+    assert [joins.take(100.0) for _ in range(4)] == [True, True, True, False]
