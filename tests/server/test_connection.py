@@ -19,7 +19,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store import protocol as p
 from rallypoint.store.link import Link, Target, open_link
 
-LIMIT = Deadline(20)
+LIMIT_SECONDS = 20
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 
 
@@ -131,12 +131,13 @@ def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., EmbeddedSer
     assert reader.receive()
     for number in range(2, 40):  # answered once somebody else sets the key
         reader.send(p.frame(p.Call(number, 1, p.MultiGet(["big", "go"], 60.0))))
-    while server.call(lambda s: s.spaces["run"].keys.parked, LIMIT) < 38:
-        assert not LIMIT.expired()
+    limit = Deadline(LIMIT_SECONDS)
+    while server.call(lambda s: s.spaces["run"].keys.parked, limit) < 38:
+        assert not limit.expired()
     writer.send(p.frame(p.Call(1, 1, p.Set("go", b""))))
     assert writer.receive()
     deadline = Deadline(20)
-    while server.call(lambda s: len(s.connections), LIMIT) > 1:
+    while server.call(lambda s: len(s.connections), limit) > 1:
         assert not deadline.expired()
     taken = 0
     while piece := reader.sock.recv(1 << 20):

@@ -15,7 +15,7 @@ from rallypoint.server.options import Options
 from rallypoint.server.server import bind, endpoint_of
 from rallypoint.store.tcp import TCPStore
 
-LIMIT = Deadline(20)
+LIMIT_SECONDS = 20
 
 
 def addresses(sockets: list[socket.socket]) -> list[str]:
@@ -92,7 +92,7 @@ def test_unused_stores_of_strangers_are_forgotten(
         kept.set("key", b"x")
     TCPStore("127.0.0.1", server.port, run="empty").close()
     deadline = Deadline(10)
-    while server.call(lambda s: set(s.spaces), LIMIT) != {"kept"}:
+    while server.call(lambda s: set(s.spaces), Deadline(LIMIT_SECONDS)) != {"kept"}:
         assert not deadline.expired()
 
 
@@ -108,6 +108,6 @@ def test_the_number_of_runs_is_limited(serve: Callable[..., EmbeddedServer]) -> 
 def test_clients_are_told_that_the_server_shuts_down() -> None:
     server = EmbeddedServer("127.0.0.1", 0, Options())
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
-        assert server.call(lambda s: len(s.connections), LIMIT) == 1
+        assert server.call(lambda s: len(s.connections), Deadline(LIMIT_SECONDS)) == 1
         server.stop()
         assert b"shutting down" in client.recv(1000)

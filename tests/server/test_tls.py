@@ -118,6 +118,7 @@ def test_nonsense_within_tls_ends_the_connection_alone(
         secured.sendall(b"\xff" * 100)
         assert b"above the limit" in secured.recv(4096)
         os.write(secured.fileno(), b"no record at all")
+        secured.close()
     for said in (b"\x16" + b"\xff" * 300, b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
             sock.sendall(said)

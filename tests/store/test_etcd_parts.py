@@ -10,7 +10,7 @@ from rallypoint.store import etcd_messages as m
 from rallypoint.store.etcd_gateway import Gateway
 from rallypoint.store.etcd_parts import INLINE_BYTES, PART_BYTES, Parts
 
-LIMIT = Deadline(5)
+LIMIT_SECONDS = 5
 
 
 class Remembering:
@@ -38,17 +38,19 @@ def parts(gateway: Remembering) -> Parts:
 
 
 def test_small_values_stay_whole(gateway: Remembering, parts: Parts) -> None:
-    upload = parts.upload({"a": b"1", "b": None, "c": b""}, LIMIT)
+    upload = parts.upload({"a": b"1", "b": None, "c": b""}, Deadline(LIMIT_SECONDS))
     assert upload.values == {"a": b"\x001", "c": b"\0"}
     assert (upload.ops, upload.lease, gateway.calls) == ([], 0, [])
-    parts.abandon(upload, LIMIT)
+    parts.abandon(upload, Deadline(LIMIT_SECONDS))
     assert gateway.calls == []
     assert parts.name_in(b"\x001") == ""
 
 
 def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -> None:
     half = INLINE_BYTES // 2 + 1
-    upload = parts.upload({"a": b"a" * half, "b": b"b" * (2 * PART_BYTES + 1), "c": b"c"}, LIMIT)
+    upload = parts.upload(
+        {"a": b"a" * half, "b": b"b" * (2 * PART_BYTES + 1), "c": b"c"}, Deadline(LIMIT_SECONDS)
+    )
     assert set(upload.names) == {"b"}
     assert parts.name_in(upload.values["b"]) == upload.names["b"]
     paths = [path for path, _ in gateway.calls]
@@ -58,22 +60,22 @@ def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -
     assert [op["request_put"]["key"] for op in upload.ops] == [
         body["key"] for _, body in gateway.calls[1:]
     ]
-    parts.abandon(upload, LIMIT)
+    parts.abandon(upload, Deadline(LIMIT_SECONDS))
     assert gateway.calls[-1] == ("/lease/revoke", {"ID": "77"})
 
 
 def test_many_values_together_are_too_large(parts: Parts) -> None:
-    upload = parts.upload({f"{n}": b"x" * 100_000 for n in range(20)}, LIMIT)
+    upload = parts.upload({f"{n}": b"x" * 100_000 for n in range(20)}, Deadline(LIMIT_SECONDS))
     assert sum(map(len, upload.values.values())) <= INLINE_BYTES + 20 * 40
     assert len(upload.names) >= 12
 
 
 def test_fetching(gateway: Remembering, parts: Parts) -> None:
     pointer = m.KeyValue(b"k", b"\x01name", 5)
-    assert parts.fetch(b"k", pointer, LIMIT) is None  # replaced meanwhile
+    assert parts.fetch(b"k", pointer, Deadline(LIMIT_SECONDS)) is None  # replaced meanwhile
     found = m.OpAnswer(m.Range([m.KeyValue(b"1", b"ab"), m.KeyValue(b"2", b"c")]))
     gateway.answer = m.Txn(m.Header(1), True, [found])
-    assert parts.fetch(b"k", pointer, LIMIT) == b"abc"
+    assert parts.fetch(b"k", pointer, Deadline(LIMIT_SECONDS)) == b"abc"
     assert gateway.calls[-1][1]["compare"] == [m.unchanged(b"k", 5)]
     assert parts.drop("name") == m.delete(b"x/parts/name/", b"x/parts/name0")
 

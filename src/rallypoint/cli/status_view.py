@@ -64,6 +64,8 @@ def _server(server: ServerStatus) -> Text:
         f"loop late by {lag}",
         style="dim",
     )
+    if server.access.startswith("INSECURE"):
+        text.append(f"\n{server.access}", style="bold red")
     return text
 
 

@@ -60,6 +60,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
         store_bytes: bytes in the stores of all runs.
         run_count: runs that it knows, ended ones included.
         runs: the newest of them, open ones first.
+        access: who can reach it, for people: what it asks for, or that it asks for nothing.
     """
 
     endpoint: str
@@ -77,6 +78,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     store_bytes: int
     run_count: int
     runs: tuple[RunLine, ...] = ()
+    access: str = ""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):

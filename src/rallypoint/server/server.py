@@ -16,7 +16,7 @@ from rallypoint.rendezvous.core.state import State
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.server.connection import Connection
 from rallypoint.server.gate import Gate
-from rallypoint.server.options import Options, check_exposure
+from rallypoint.server.options import Options, check_exposure, exposure
 from rallypoint.server.runs import RunHost
 from rallypoint.server.spaces import Space
 from rallypoint.server.status import server_status
@@ -72,6 +72,7 @@ class Server:
         self._had_clients = False
         self.on_empty: Callable[[], None] | None = None
         self.where = endpoint_of(sockets[0])
+        self.access = exposure([str(sock.getsockname()[0]) for sock in sockets], options)
 
     async def start(self) -> None:
         """Listen."""

@@ -40,6 +40,7 @@ def server_status(server: "Server") -> ServerStatus:
         store_bytes=sum(space.keys.stored_bytes for space in server.spaces.values()),
         run_count=len(server.runs),
         runs=tuple(run_line(run, now) for run in shown),
+        access=server.access,
     )
 
 

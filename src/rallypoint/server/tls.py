@@ -88,7 +88,7 @@ class TLSLayer(asyncio.Protocol):
         self._tls = tls.context.wrap_bio(self._in, self._out, server_side=True)
         self._connection = connection
         self._binding = tls.binding
-        self._has_begun = self._is_open = self._is_plain = False
+        self._has_begun = self._is_open = self._is_plain = self._has_ended = False
 
     # -- protocol of the raw transport ----------------------------------------------------
 
@@ -111,13 +111,13 @@ class TLSLayer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Shake hands, then decrypt."""
-        if self._is_plain:
-            return
+        if self._is_plain or self._has_ended:
+            return  # read and let go, so that our last words are not lost in a reset
         self._in.write(data)
         try:
             if not self._is_open and not self._shake(data):
                 return
-            while piece := self._tls.read(READ_BYTES):
+            while not self._has_ended and (piece := self._tls.read(READ_BYTES)):
                 self._connection.data_received(piece)
         except ssl.SSLWantReadError:
             self._flush()
@@ -148,13 +148,15 @@ class TLSLayer(asyncio.Protocol):
 
     def _flush(self) -> None:
         data = self._out.read()
-        if data:
+        if data and not self._has_ended and not self._raw.is_closing():
             self._raw.write(data)
 
     # -- transport of the connection ------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Encrypt and send; before the handshake is done there is nobody to tell."""
+        if self._has_ended or self._raw.is_closing():
+            return
         if self._is_plain:
             self._raw.write(data)
         elif self._is_open:
@@ -168,7 +170,8 @@ class TLSLayer(asyncio.Protocol):
     def write_eof(self) -> None:
         """End our direction."""
         self._flush()
-        if self._raw.can_write_eof() and not self._raw.is_closing():
+        if not self._has_ended and not self._raw.is_closing():
+            self._has_ended = True
             self._raw.write_eof()
 
     def abort(self) -> None:

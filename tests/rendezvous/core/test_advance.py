@@ -400,3 +400,12 @@ def test_a_large_batch_is_one_step() -> None:
     assert len(step.messages) == 1
     assert len(step.messages[0].to) == 100
     assert step.messages[0].to[7] == a_node("node7").id
+
+
+def test_a_reason_names_what_happened_again_but_not_twice_in_a_row() -> None:
+    run = sealed("n1", "n2")
+    other = {"settings": a_settings(1, 9)}
+    one, two = (run.joining(name, **other) for name in ("x1", "x2"))
+    reason = run.do(one, two, two, one).reason
+    assert reason.count("refused x1") == 2
+    assert reason.count("refused x2") == 1

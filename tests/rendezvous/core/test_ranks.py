@@ -218,3 +218,9 @@ def test_the_record_counts_workers_over_nodes_and_roles() -> None:
 def test_by_id_keeps_the_order() -> None:
     members = [a_member("b"), a_member("a")]
     assert list(by_id(members).items()) == [("b", members[0]), ("a", members[1])]
+
+
+def test_r1_survivors_who_lose_their_rank_keep_their_order() -> None:
+    one, zero = a_member("one", 1, 1), a_member("zero", 2, 0)
+    hints = [a_member("first", 3, node_rank=0), a_member("second", 4, node_rank=1)]
+    assert order(one, zero, *hints) == ["first", "second", "zero", "one"]

@@ -444,3 +444,31 @@ def test_seal_forgets_why_the_round_was_opened() -> None:
     seal(d, "y")
     assert (d.opening, d.note) == ("", "round 1 sealed with 1 node: y")
     assert d.participants["node1"].standing is Standing.MEMBER
+
+
+def test_f1_a_run_that_has_finished_tells_of_no_failures() -> None:
+    run = sealed("n1", "n2")
+    run.fail("n1")
+    run.rejoin("n1", "n2")
+    run.finish("n1", "n2")
+    (told,) = run.sent("n1")
+    assert isinstance(told, RunClosed)
+    assert told.failures == ()
+
+
+def test_c1_the_reason_says_who_closed_the_run() -> None:
+    assert sealed("n1", "n2").close().reason.startswith("closed by alice: enough; ")
+
+
+def test_j4_the_end_of_a_last_call_is_said_even_if_a_cut_connection_holds_it_up() -> None:
+    run = Drive(2, 4)
+    run.join("n1", "n2")
+    run.do(Disconnected("n2"))
+    assert run.last_call_over().reason.startswith("the last call is over; ")
+
+
+def test_j5_the_shortest_replacement_wait_is_one() -> None:
+    run = sealed("n1", "n2", "n3", replacement_seconds=0.5)
+    run.lose("n3")
+    run.rejoin("n1", "n2")
+    assert isinstance(run.state.phase, Gathering)

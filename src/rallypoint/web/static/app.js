@@ -47,6 +47,7 @@ function takeServer(server) {
     server.endpoint, `up ${coarse(server.uptime_seconds)}`,
     count(server.connections, "connection", "connections"),
     `loop ${(server.lag_seconds * 1000).toFixed(0)} ms late`, bytes(server.memory_bytes),
+    ...(server.access.startsWith("INSECURE") ? [server.access] : []),
   ].join("  ·  "));
   $("health").classList.toggle("bad", server.lag_seconds > 0.5);
   write($("where"), server.endpoint);

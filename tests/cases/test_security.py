@@ -1,0 +1,342 @@
+"""Strangers stay out, runs stay apart, secrets stay secret, tokens change unnoticed."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    AuthenticationError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+)
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.core.events import Leave
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.server import server as module
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.store import protocol as p
+from rallypoint.store.keyring import worker_token
+from rallypoint.store.link import Link, Target, open_link
+from rallypoint.store.tcp import TCPStore
+from rallypoint.store.token import read_token
+
+Serve = Callable[..., EmbeddedServer]
+Make = Callable[..., DynamicRendezvousHandler]
+LIMIT = 30.0
+TOKENS = "admin root\nall nodes\nrun:one only-one\nread looker\n"
+_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
+
+
+@pytest.fixture(name="make")
+def _make() -> Iterator[Make]:
+    made: list[DynamicRendezvousHandler] = []
+
+    def start(port: int, run: str, token: str, n: int = 1, **config: Any) -> Any:
+        config = {"is_host": False, "token": token, "join": 20, "close": 5, **config}
+        params = RendezvousParameters("core", f"127.0.0.1:{port}", run, n, n, config=config)
+        made.append(create_handler(params))
+        return made[-1]
+
+    yield start
+    for handler in made:
+        handler.shutdown()
+
+
+# -- scopes -------------------------------------------------------------------------------
+
+
+def test_a_token_for_one_run_reaches_no_other(serve: Serve, make: Make) -> None:
+    server = serve(token=TOKENS.encode())
+    one = make(server.port, "one", "only-one").next_rendezvous()
+    two = make(server.port, "two", "nodes").next_rendezvous()
+    two.store.set("key", b"of two")
+    with pytest.raises(AuthenticationError, match="none of this client's tokens is for run 'two'"):
+        TCPStore("127.0.0.1", server.port, run="two", token="run:one only-one", timeout=5)
+    with pytest.raises(AuthenticationError, match="is for run 'one', not for 'two'"):
+        TCPStore("127.0.0.1", server.port, run="two", token="only-one", timeout=5)
+    one.store.set("key", b"of one")
+    assert two.store.get("key") == b"of two"
+    mine = make(server.port, "one", "only-one")._coordinator.server_status(Deadline(10))  # type: ignore[attr-defined]
+    assert [run.run_id for run in mine.runs] == ["one"]
+    everyones = make(server.port, "", "looker")._coordinator.server_status(Deadline(10))  # type: ignore[attr-defined]
+    assert {run.run_id for run in everyones.runs} == {"one", "two"}
+
+
+def test_who_may_only_look_changes_nothing(serve: Serve, make: Make) -> None:
+    server = serve(token=TOKENS.encode())
+    member = make(server.port, "one", "nodes")
+    member.next_rendezvous()
+    looker = make(server.port, "one", "looker")
+    assert looker.report().phase == "sealed"
+    with pytest.raises(RendezvousStateError, match="does not allow a client to take part"):
+        looker.next_rendezvous()
+    with (
+        TCPStore("127.0.0.1", server.port, run="one", token="looker") as store,
+        pytest.raises(AuthenticationError, match="may only look"),
+    ):
+        store.get("key")
+    assert member.view().connected
+
+
+def test_only_an_admin_closes_and_it_is_recorded(serve: Serve, make: Make) -> None:
+    server = serve(token=TOKENS.encode())
+    member = make(server.port, "one", "nodes")
+    member.next_rendezvous()
+    with pytest.raises(RendezvousStateError, match="does not allow a client to close run 'one'"):
+        member.set_closed()
+    assert not member.is_closed()
+    make(server.port, "one", "root").set_closed()
+    deadline = Deadline(10)
+    while not member.is_closed():
+        assert not deadline.expired()
+        time.sleep(0.01)
+    closed = member.view().closed
+    assert closed is not None
+    assert "(token " in closed.by
+    assert "127.0.0.1:" in closed.by
+    assert closed.at
+
+
+def test_a_worker_reaches_its_runs_store_alone(serve: Serve, make: Make) -> None:
+    server = serve(token=TOKENS.encode())
+    member = make(server.port, "one", "nodes")
+    member.next_rendezvous().store.set("key", b"x")
+    token = worker_token(b"all nodes", "one")
+    with TCPStore("127.0.0.1", server.port, run="one", token=token) as store:
+        assert store.get("key") == b"x"
+    with pytest.raises(AuthenticationError):
+        TCPStore("127.0.0.1", server.port, run="two", token=token, timeout=5)
+    worker = make(server.port, "one", token)
+    with pytest.raises(RendezvousStateError, match="a worker's token derived from token"):
+        worker.next_rendezvous()
+    with pytest.raises(RendezvousStateError, match="close"):
+        worker.set_closed()
+    link = open_link(Target("127.0.0.1", server.port, "one", token.encode()), Deadline(10))
+    link.send(p.frame(wire.Ask(7, Leave(member._node_id))))
+    assert isinstance(_decoder.decode(link.receive()[0]), wire.Denied)
+    link.close()
+    assert member.report().phase == "sealed"
+
+
+# -- rotation -----------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_a_token_is_exchanged_and_nobody_notices(
+    serve: Serve, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.1)
+    nodes, path = 100, tmp_path / "token"
+    path.write_text("old-secret\n")
+    server = serve(token=read_token(None, str(path)))
+    handlers = [
+        make(server.port, "run", "", nodes, token_file=str(path), lease=5) for _ in range(nodes)
+    ]
+    threads = [threading.Thread(target=handler.next_rendezvous) for handler in handlers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    before = [handler.view() for handler in handlers]
+
+    def wait_for(count: int) -> None:
+        deadline = Deadline(10)
+        while server.call(lambda s: len(s.keyring.keys), deadline) != count:
+            assert not deadline.expired()
+
+    path.write_text("new-secret\nold-secret\n")
+    wait_for(2)
+    for token in ("new-secret", "old-secret", "unknown\nnew-secret"):
+        TCPStore("127.0.0.1", server.port, run="run", token=token, timeout=5).close()
+    path.write_text("new-secret\n")
+    wait_for(1)
+    with pytest.raises(AuthenticationError):
+        TCPStore("127.0.0.1", server.port, run="run", token="old-secret", timeout=5)
+    assert [handler.view() for handler in handlers] == before
+    # a cut connection comes back with what the file says now
+    server.call(lambda s: [c.abort() for c in list(s.connections)], Deadline(5))
+    deadline = Deadline(20)
+    while server.call(lambda s: len(s.runs["run"].sessions), deadline) < nodes:
+        assert not deadline.expired()
+        time.sleep(0.05)
+    assert {handler.report().phase for handler in handlers[:3]} == {"sealed"}
+    assert {handler.view().opened for handler in handlers} == {None}
+
+
+# -- hostile clients ----------------------------------------------------------------------
+
+
+def hello(**changes: Any) -> bytes:
+    plain = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
+    return p.frame(msgspec.structs.replace(plain, **changes))
+
+
+def end_of(port: int, *said: bytes, token: bytes = b"") -> bytes:
+    """Say something and return all that is answered until the end."""
+    with socket.create_connection(("127.0.0.1", port), timeout=15) as sock:
+        for data in said:
+            sock.sendall(data)
+        got = b""
+        while piece := sock.recv(65536):
+            got += piece
+        return got
+
+
+def test_proofs_are_worth_nothing_elsewhere(serve: Serve) -> None:
+    server = serve(token=b"secret")
+    target = Target("127.0.0.1", server.port, "run", b"secret")
+    sent: list[bytes] = []
+    original = Link.send
+
+    def send(link: Link, data: bytes) -> None:
+        sent.append(data)
+        original(link, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "send", send)
+        open_link(target, Deadline(10)).close()
+    assert b"not this server's" in end_of(server.port, *sent)  # replayed: another nonce now
+    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as sock:
+        sock.sendall(sent[0])
+        challenge = _decoder.decode(sock.recv(4096)[4:])
+        assert isinstance(challenge, p.Challenge)
+        sock.sendall(p.frame(p.Proof(challenge.proof)))  # the server's own, reflected
+        assert b"not this server's" in sock.recv(4096)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (hello(), p.frame(p.Proof(b""))),
+        (hello(key=b"x" * 8), p.frame(p.Proof(b"y" * 32))),
+        (hello(key=b"x" * 1000), p.frame(p.Proof(b""))),
+        (hello(worker=True), p.frame(p.Proof(b"y" * 32))),
+        (hello(), p.frame(p.Call(1, 1, p.Set("k", b"v")))),
+        (p.frame(p.Proof(b"y" * 32)),),
+    ],
+)
+def test_without_a_token_nothing_is_reached(serve: Serve, said: tuple[bytes, ...]) -> None:
+    server = serve(token=b"secret")
+    assert p.GOODBYE_TOKEN.encode() in (end := end_of(server.port, *said)) or b"protocol" in end
+    assert server.call(lambda s: (len(s.spaces), len(s.runs)), Deadline(5)) == (0, 0)
+
+
+@pytest.mark.integration
+def test_a_crowd_of_strangers_disturbs_no_member(serve: Serve, make: Make) -> None:
+    server = serve(token=b"secret", handshakes_limit=200, handshake_seconds=2.0)
+    members = [make(server.port, "run", "secret", 3, lease=3) for _ in range(3)]
+    threads = [threading.Thread(target=member.next_rendezvous) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    rng, held = random.Random(1), []
+    said = [b"", hello()[:9], hello(), b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 900, rng.randbytes(99)]
+    for n in range(1500):
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=15)
+        sock.sendall(said[n % len(said)])
+        held.append(sock)
+        if len(held) > 500:
+            held.pop(0).close()
+    with TCPStore("127.0.0.1", server.port, run="run", token="secret") as store:
+        store.set("key", b"x")
+    pending = server.call(lambda s: len(s.gate._pending), Deadline(5))
+    for sock in held:
+        sock.close()
+    assert pending <= 200
+    assert all(member.view().connected and not member.view().opened for member in members)
+
+
+# -- secrets ------------------------------------------------------------------------------
+
+WORKER = """
+import os, sys, time
+from rallypoint import worker
+print("environment", sorted(os.environ.items()))
+worker.store().set(f"here-{worker.rank()}", b"x")
+worker.barrier()
+time.sleep(1.5)
+raise SystemExit(3)
+"""
+
+
+def everything_said_of(pids: list[int]) -> bytes:
+    """Return command line and title of processes, and of all that they have started."""
+    import psutil
+
+    said = b""
+    for pid in pids:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            for name in ("cmdline", "comm", "status"):
+                path = Path(f"/proc/{process.pid}/{name}")
+                said += path.read_bytes() if path.exists() else b""
+    return said
+
+
+@pytest.mark.integration
+def test_secrets_are_shown_nowhere(tmp_path: Path, port: int) -> None:
+    secret = "SeCrEt" + os.urandom(12).hex()
+    (tmp_path / "token").write_text(f"all {secret}\n")
+    (tmp_path / "work.py").write_text(WORKER)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RALLYPOINT_")}
+    env |= {"RALLYPOINT_TOKEN_FILE": str(tmp_path / "token"), "TMPDIR": str(tmp_path)}
+    own = [sys.executable, "-m", "rallypoint"]
+    endpoint = f"127.0.0.1:{port}"
+    command = [*own, "run", "--nnodes=2", f"--endpoint={endpoint}", "--run-id=job"]
+    command += ["--max-restarts=0", f"--log-dir={tmp_path / 'logs'}", "--tee=3"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    agents = [
+        subprocess.Popen([*command, str(tmp_path / "work.py")], env=env, **pipes) for _ in range(2)
+    ]
+    said, deadline = b"", Deadline(LIMIT)
+    while b"rank" not in said:
+        assert not deadline.expired()
+        time.sleep(0.2)
+        status = [*own, "status", f"--endpoint={endpoint}", "--run-id=job", "--json"]
+        said = subprocess.run(status, env=env, capture_output=True, timeout=20, check=False).stdout
+    said += everything_said_of([agent.pid for agent in agents])
+    for extra in ("explain", "wrong"):
+        changed = {**env, "RALLYPOINT_TOKEN_FILE": ""} if extra == "wrong" else env
+        asked = [*command, "--explain"] if extra == "explain" else [*own, "status"]
+        if extra == "wrong":
+            asked += [f"--endpoint={endpoint}"]
+            changed["RALLYPOINT_TOKEN"] = f"wrong-{secret}"
+        done = subprocess.run(asked, env=changed, capture_output=True, timeout=30, check=False)
+        said += done.stdout + done.stderr
+    for agent in agents:
+        output, _ = agent.communicate(timeout=40)
+        said += output
+        assert agent.returncode != 0
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "token":
+            said += path.read_bytes()
+    assert b"environment" in said  # the workers printed all that they have
+    assert b"worker:" in said  # theirs is another one, for one run's store
+    assert secret.encode() not in said
+
+
+def test_errors_show_no_token(serve: Serve) -> None:
+    server = serve(token=b"the-servers")
+    for error in (AuthenticationError, RendezvousConnectionError):
+        with pytest.raises(error) as caught:
+            if error is AuthenticationError:
+                TCPStore("127.0.0.1", server.port, token="the-clients", timeout=5)
+            else:
+                config = {"is_host": False, "token": "the-clients", "join": 5}
+                where = f"127.0.0.1:{server.port}"
+                params = RendezvousParameters("core", where, "run", 1, 1, config=config)
+                create_handler(params).next_rendezvous()
+        assert "the-" not in str(caught.value)
