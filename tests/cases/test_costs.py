@@ -7,6 +7,7 @@ then the seat. N = 5,000 is run where RALLYPOINT_NIGHTLY is set.
 import asyncio
 import os
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
@@ -121,13 +122,12 @@ async def rounds(server: EmbeddedServer, size: int) -> list[Cost]:
                 node.join()
         else:
             for start in range(0, size, AT_ONCE):
+                numbers = range(start, min(size, start + AT_ONCE))
                 makers = [
-                    loop.create_connection(
-                        lambda n=n: LightNode(swarm, n), "127.0.0.1", server.port
-                    )  # type: ignore[misc] # a default
-                    for n in range(start, min(size, start + AT_ONCE))
+                    loop.create_connection(partial(LightNode, swarm, n), "127.0.0.1", server.port)
+                    for n in numbers
                 ]
-                swarm.nodes += [protocol for _, protocol in await asyncio.gather(*makers)]
+                swarm.nodes += [node for _, node in await asyncio.gather(*makers)]
         await swarm.form()
         after = await asyncio.to_thread(counters, server, swarm.run)
         spent = (after[0] - before[0], after[1] - before[1])

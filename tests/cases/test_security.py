@@ -71,7 +71,7 @@ def test_a_token_for_one_run_reaches_no_other(serve: Serve, make: Make) -> None:
     assert two.store.get("key") == b"of two"
     mine = make(server.port, "one", "only-one")._coordinator.server_status(Deadline(10))  # type: ignore[attr-defined]
     assert [run.run_id for run in mine.runs] == ["one"]
-    everyones = make(server.port, "", "looker")._coordinator.server_status(Deadline(10))  # type: ignore[attr-defined]
+    everyones = make(server.port, "two", "looker")._coordinator.server_status(Deadline(10))  # type: ignore[attr-defined]
     assert {run.run_id for run in everyones.runs} == {"one", "two"}
 
 
@@ -113,10 +113,12 @@ def test_only_an_admin_closes_and_it_is_recorded(serve: Serve, make: Make) -> No
 def test_a_worker_reaches_its_runs_store_alone(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     member = make(server.port, "one", "nodes")
-    member.next_rendezvous().store.set("key", b"x")
+    member.next_rendezvous()
+    with TCPStore("127.0.0.1", server.port, run="one", token="nodes") as store:
+        store.set("key", b"x")
     token = worker_token(b"all nodes", "one")
     with TCPStore("127.0.0.1", server.port, run="one", token=token) as store:
-        assert store.get("key") == b"x"
+        assert store.get("key", timeout=5) == b"x"
     with pytest.raises(AuthenticationError):
         TCPStore("127.0.0.1", server.port, run="two", token=token, timeout=5)
     worker = make(server.port, "one", token)

@@ -8,6 +8,7 @@ A failure is written to tests/fuzz/corpus as a file, to be kept: the tests repla
 import argparse
 import json
 import random
+import resource
 import time
 import traceback
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.fuzz.frames import Maker
 from tests.fuzz.targets import ServerTarget, decode, resident_bytes
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-LOOK_EVERY = 10_000
+MEMORY_BYTES = 4 << 30  # what it would take beyond that is found as a MemoryError
 
 
 def corpus() -> list[bytes]:
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     limits = (options.seconds, options.seed, options.executions)
     found: list[dict[str, Any]] = []
     for name, run in (

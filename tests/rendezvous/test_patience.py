@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import Parked
 from rallypoint.rendezvous.patience import wait_for_seat
 
+T = TypeVar("T")
 PARKED = View(parked=Parked(1, 1, spare=True, why="full"))
 SHORT_SECONDS = 0.01
 LONG_SECONDS = 20.0
@@ -21,7 +23,7 @@ class Scripted(threading.Condition):
         self.steps = list(steps)
         self.limits: list[float | None] = []
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
         self.limits.append(timeout)
         if not predicate() and self.steps:
             self.steps.pop(0)()
@@ -65,9 +67,11 @@ def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> N
     deadline = Deadline(SHORT_SECONDS)
     assert not wait_for_seat(changed, lambda: node.view, lambda: node.done, deadline)
     first, parked, again = changed.limits
-    assert first is not None and first <= SHORT_SECONDS
+    assert first is not None
+    assert first <= SHORT_SECONDS
     assert parked == threading.TIMEOUT_MAX
-    assert again is not None and SHORT_SECONDS / 2 < again <= SHORT_SECONDS
+    assert again is not None
+    assert SHORT_SECONDS / 2 < again <= SHORT_SECONDS
 
 
 def test_a_parked_node_is_seated_in_the_end() -> None:

@@ -404,8 +404,7 @@ def test_a_large_batch_is_one_step() -> None:
 
 def test_a_reason_names_what_happened_again_but_not_twice_in_a_row() -> None:
     run = sealed("n1", "n2")
-    other = {"settings": a_settings(1, 9)}
-    one, two = (run.joining(name, **other) for name in ("x1", "x2"))
+    one, two = (run.joining(name, settings=a_settings(1, 9)) for name in ("x1", "x2"))
     reason = run.do(one, two, two, one).reason
     assert reason.count("refused x1") == 2
     assert reason.count("refused x2") == 1

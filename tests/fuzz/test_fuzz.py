@@ -1,0 +1,66 @@
+"""A short run of the fuzzers, and the replay of what they have found before.
+
+RALLYPOINT_FUZZ_SECONDS makes it longer (each target); `python -m tests.fuzz.run` writes a
+report (docs/security.md).
+"""
+
+import os
+import random
+
+import pytest
+import uvloop
+from tests.fuzz.frames import CLIENT_BODIES, Maker
+from tests.fuzz.run import corpus, fuzz_decoders, fuzz_server
+from tests.fuzz.targets import ServerTarget, decode
+
+from rallypoint.rendezvous import wire
+from rallypoint.store import protocol as p
+
+SECONDS = float(os.environ.get("RALLYPOINT_FUZZ_SECONDS", "3"))
+SEED = int(os.environ.get("RALLYPOINT_SEED") or random.randrange(2**32))
+GROWTH_BYTES = 64 << 20
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_decoders_refuse_or_decode_and_do_not_grow() -> None:
+    print(f"RALLYPOINT_SEED={SEED}")
+    report = fuzz_decoders(SECONDS, SEED)
+    print(report)
+    assert report["executions"] > 1000 * SECONDS
+    assert report["decoded"] > 0
+    assert report["grown_bytes"] < GROWTH_BYTES
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_a_server_survives_whatever_is_said() -> None:
+    print(f"RALLYPOINT_SEED={SEED}")
+    report = uvloop.run(fuzz_server(SECONDS, SEED))
+    print(report)
+    assert report["executions"] > 100 * SECONDS
+    assert report["grown_bytes"] < GROWTH_BYTES
+
+
+def test_what_was_found_before_is_found_no_more() -> None:
+    bodies = corpus()
+    assert len(bodies) >= len(CLIENT_BODIES)
+
+    async def replay() -> None:
+        target = ServerTarget(random.Random(1))
+        try:
+            for body in bodies:
+                decode(body)
+                connection, _transport = target._proved("run", b"replay")
+                await target.say(connection, [len(body).to_bytes(4, "big") + body] * 2)
+        finally:
+            target.end()
+
+    uvloop.run(replay())
+
+
+def test_each_kind_of_frame_is_made_and_decodes() -> None:
+    maker = Maker(random.Random(1))
+    kinds = {type(maker.body()) for _ in range(500)}
+    assert kinds == set(CLIENT_BODIES)
+    assert all(decode(p.frame(maker.body())[4:]) for _ in range(300))
+    events = {type(maker.make(wire.Ask).event) for _ in range(300)}
+    assert len(events) == 5
