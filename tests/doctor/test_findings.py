@@ -1,3 +1,4 @@
+import datetime
 import errno
 
 import pytest
@@ -95,3 +96,13 @@ def test_peers_that_do_not_answer_are_named() -> None:
     assert "--local-addr" in silent.remedy
     lost = findings.peers([("n4", place("10.0.0.4", errno.EHOSTUNREACH))])
     assert "no route to host" in lost.text
+
+
+def test_a_certificate_that_ends_soon_is_told() -> None:
+    now = datetime.datetime(2027, 1, 1, tzinfo=datetime.UTC)
+    good = findings.certificate("2027-06-01 00:00:00", now)
+    assert good.verdict is Verdict.OK
+    soon = findings.certificate("2027-01-09 12:00:00", now)
+    assert soon.verdict is Verdict.WARN
+    assert "in 8 days" in soon.text
+    assert "rallypoint certs" in soon.remedy

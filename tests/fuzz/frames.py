@@ -15,7 +15,19 @@ from msgspec import inspect as types
 from rallypoint.rendezvous import wire
 from rallypoint.store import protocol as p
 
-TEXTS = ("", "a", "run", "key", "k\u00e9y", "\x1b[31m", "a\nb", "\u202e", "x" * 300, "\U0001f600", "0")
+TEXTS = (
+    "",
+    "a",
+    "run",
+    "key",
+    "k\u00e9y",
+    "\x1b[31m",
+    "a\nb",
+    "\u202e",
+    "x" * 300,
+    "\U0001f600",
+    "0",
+)
 NUMBERS = (0, 1, -1, 2, 7, 255, 65536, 2**31, 2**32, 2**63 - 1, -(2**63))
 REALS = (0.0, 1.0, -1.0, 0.001, 1e9, 1e300, float("inf"), float("nan"), 30.0)
 NODES = ("n0", "n1", "n2")
@@ -101,7 +113,9 @@ class Maker:
             elif kind == 2:
                 del found[at : at + rng.randrange(1, 9)]
             elif kind == 3:
-                found[at : at + 1] = rng.choice((b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xc6\xff", b"\x91"))
+                found[at : at + 1] = rng.choice(
+                    (b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xc6\xff", b"\x91")
+                )
             else:
                 found[at:at] = found[: rng.randrange(1, 33)]
         return bytes(found)

@@ -1,4 +1,5 @@
-from tests.rendezvous.core.builders import a_node, a_settings
+import pytest
+from tests.rendezvous.core.builders import a_failure, a_node, a_settings
 
 from rallypoint.rendezvous.chronicle import (
     ROUNDS_KEPT,
@@ -14,6 +15,7 @@ from rallypoint.rendezvous.core.events import (
     Close,
     Disconnected,
     Event,
+    Fail,
     Finish,
     Join,
     LastCallOver,
@@ -173,3 +175,23 @@ def test_a_brief_report_does_not_grow_with_the_run() -> None:
     assert len(report.missing) == 17
     assert report.missing[-1] == "4983 more"
     assert "waiting for n1 pid 1" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("opening", "why"),
+    [
+        (Leave("n2", "its work is done"), "n2 pid 2 left: its work is done"),
+        (Lost("n2", Cause.LEASE), "n2 pid 2 was lost: its lease lapsed"),
+        (Join(a_node("n1"), a_settings(1, 2), 1, 1, "x"), "n1 pid 1 asked for a new round: x"),
+        (Fail("n1", 1, 1, a_failure()), f"a worker failed: {a_failure().label}"),
+    ],
+)
+def test_a_round_that_is_opened_and_sealed_in_one_step_has_its_reason(
+    opening: Event, why: str
+) -> None:
+    run = Watched(a_settings(1, 2))
+    run.seal()
+    noted = run.do(opening, run.join("n1", 1, 1), run.join("n2", 1, 1))
+    assert noted.sealed is not None
+    first, second = run.seen.lines(run.now)
+    assert (first.ended_because, second.opened_because) == (why, why)

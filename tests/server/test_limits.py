@@ -119,7 +119,9 @@ def test_joins_per_second(serve: Serve) -> None:
         link.send(p.frame(wire.Ask(0, Join(Node("n", "10.0.0.1"), SETTINGS))))
         time.sleep(0.12)  # rather more than a twentieth
     link.send(p.frame(p.Call(1, 1, p.Peek("k"))))
-    assert any(isinstance(_decoder.decode(b), p.Reply) for b in link.receive() + link.receive_some())
+    assert any(
+        isinstance(_decoder.decode(b), p.Reply) for b in link.receive() + link.receive_some()
+    )
     link.close()
 
 

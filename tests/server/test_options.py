@@ -45,7 +45,9 @@ def test_limits_are_given_by_name() -> None:
     assert options.store_limit == defaults.value("store_limit")
 
 
-@pytest.mark.parametrize("text", ["keys_limit", "nothing=1", "token=x", "keys_limit=0", "keys_limit=x"])
+@pytest.mark.parametrize(
+    "text", ["keys_limit", "nothing=1", "token=x", "keys_limit=0", "keys_limit=x"]
+)
 def test_a_limit_that_cannot_be(text: str) -> None:
     with pytest.raises(ParameterError, match="--limit"):
         with_limits(Options(), [text], {})

@@ -107,9 +107,7 @@ def test_who_does_not_finish_its_handshake_is_closed(
             assert sock.recv(100) in (b"", b"\x15\x03\x01\x00\x02\x02\x32")
 
 
-def test_nonsense_within_tls_ends_the_connection_alone(
-    serve: Serve, files: Certificates
-) -> None:
+def test_nonsense_within_tls_ends_the_connection_alone(serve: Serve, files: Certificates) -> None:
     server = serve(tls=server_files(files))
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
         secured = client(files, ssl.TLSVersion.TLSv1_3).wrap_socket(

@@ -18,9 +18,7 @@ bare secret of one piece
 
 def test_lines_and_their_rights() -> None:
     found = {key.secret: key.rights() for key in parse(LINES)}
-    seen = {
-        secret.decode(): (r.run, r.join, r.store, r.admin) for secret, r in found.items()
-    }
+    seen = {secret.decode(): (r.run, r.join, r.store, r.admin) for secret, r in found.items()}
     assert seen == {
         "root-secret": (None, True, True, True),
         "nodes-secret": (None, True, True, False),
@@ -80,7 +78,13 @@ def test_no_workers_token_without_the_right() -> None:
 
 def test_a_client_tries_what_is_for_its_run() -> None:
     keys = parse(LINES)
-    assert [key.scope for key in for_run(keys, "digits")] == ["admin", "all", "run", "read", "admin"]
+    assert [key.scope for key in for_run(keys, "digits")] == [
+        "admin",
+        "all",
+        "run",
+        "read",
+        "admin",
+    ]
     assert [key.secret for key in for_run(keys, "my run") if key.run] == [b"spaced-secret"]
     assert parse(run_line("my run", "s").encode())[0].run == "my run"
 

@@ -54,9 +54,7 @@ def test_hosting_needs_a_certificate() -> None:
         TLS(ca="ca").check_hosting()
 
 
-def test_a_child_process_gets_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_child_process_gets_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     files = TLS("ca", "c", "k", verify_client=True, system=True)
     for name, value in files.environment().items():

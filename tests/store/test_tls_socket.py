@@ -41,9 +41,7 @@ def test_values_of_all_sizes(secured: EmbeddedServer, files: Certificates) -> No
             assert store.get("key") == b"x" * size
 
 
-def test_one_thread_waits_while_another_sends(
-    secured: EmbeddedServer, files: Certificates
-) -> None:
+def test_one_thread_waits_while_another_sends(secured: EmbeddedServer, files: Certificates) -> None:
     with open_store(secured, TLS(ca=str(files.ca))) as store:
         got: list[bytes] = []
         waiter = threading.Thread(target=lambda: got.append(store.get("later", timeout=20)))

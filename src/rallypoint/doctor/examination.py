@@ -3,6 +3,7 @@
 name -> whose -> connect -> answer -> token -> round trip, clock, server, run -> peers
 """
 
+import datetime
 import ipaddress
 import time
 from collections.abc import Iterator, Sequence
@@ -101,6 +102,8 @@ def _other_port(question: Question, probe: Probe) -> Iterator[Finding]:
 def _within(question: Question, probe: Probe, talk: Talk) -> Iterator[Finding]:
     try:
         yield findings.round_trip([talk.round_trip() for _ in range(ROUND_TRIPS)])
+        if ends := talk.certificate_ends():
+            yield findings.certificate(ends, datetime.datetime.now(datetime.UTC))
         begun = time.time()
         server = talk.server()
         if server is not None:

@@ -5,6 +5,7 @@ about it. Nothing here asks the network: each function judges values, so that ev
 set-up can be shown in a test without one.
 """
 
+import datetime
 import errno
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ LAG_SECONDS = 0.5
 CLOCK_SECONDS = 60.0
 ANSWERED = (errno.ECONNREFUSED, errno.ECONNRESET)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+CERTIFICATE_DAYS = 30
 TLS_ALERT = b"\x15\x03"
 _OTHERS = (
     (b"HTTP/", "an HTTP server"),
@@ -235,6 +237,16 @@ def token(greeting: Greeting, has_token: bool) -> Finding:
         text = "this node has a token, and the server was started without"
     name = "RALLYPOINT_TOKEN or --token-file"
     return Finding("token", Verdict.FAIL, text, f"give the same secret to all ({name})")
+
+
+def certificate(ends: str, now: datetime.datetime) -> Finding:
+    """Judge how long the server's certificate is good for (`ends`: UTC)."""
+    left = datetime.datetime.fromisoformat(f"{ends}+00:00") - now
+    text = f"the server's certificate ends on {ends} UTC, in {left.days} days"
+    if left.days < CERTIFICATE_DAYS:
+        remedy = "renew it (`rallypoint certs`); the server reads the new one by itself"
+        return Finding("certificate", Verdict.WARN, text, remedy)
+    return Finding("certificate", Verdict.OK, text)
 
 
 def round_trip(seconds: Sequence[float]) -> Finding:

@@ -52,6 +52,10 @@ class Talk:
         answer: wire.Answer = self._next(wire.Answer)
         return answer.report
 
+    def certificate_ends(self) -> str:
+        """Return when the server's certificate ends (UTC), "" without TLS."""
+        return str(getattr(self._link.sock, "certificate_ends", ""))
+
     def close(self) -> None:
         """End it."""
         self._link.close()

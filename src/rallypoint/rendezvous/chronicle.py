@@ -20,6 +20,7 @@ from rallypoint.rendezvous.core.events import (
     Cause,
     Disconnected,
     Event,
+    Fail,
     Finish,
     Join,
     LastCallOver,
@@ -142,7 +143,8 @@ class Chronicle:
         changed = type(before.phase) is not type(after.phase) or _key(before) != _key(after)
         if changed or self.phase_at is None:
             self.phase_at = now
-        sealed = self._rounds(after, now, lost)
+        why = after.opening or _why_opened(before, events, after)
+        sealed = self._rounds(after, now, lost, why)
         self._forget(after)
         return Noted(sealed, tuple(losses))
 
@@ -186,13 +188,13 @@ class Chronicle:
     def _opened(self, now: float) -> float:
         return self.rounds[-1].opened_at if self.rounds else now
 
-    def _rounds(self, after: State, now: float, lost: list[str]) -> Entry | None:
+    def _rounds(self, after: State, now: float, lost: list[str], why: str) -> Entry | None:
         entry = self.rounds[-1] if self.rounds else None
         if entry is None or (entry.incarnation, entry.number) != _key(after):
             if entry is not None and entry.ended_at is None:
-                entry.ended_at, entry.ended_because = now, after.opening or "it was opened afresh"
+                entry.ended_at, entry.ended_because = now, why
                 entry.lost += lost[: LOST_SHOWN - len(entry.lost)]
-            entry = Entry(*_key(after), opened_at=now, opened_because=after.opening)
+            entry = Entry(*_key(after), opened_at=now, opened_because=why if self.rounds else "")
             self.rounds.append(entry)
         phase = after.phase
         if isinstance(phase, Closed) and entry.ended_at is None:
@@ -344,6 +346,30 @@ def _graces(state: State, cut: dict[NodeId, float]) -> list[RunningTimer]:
             name = f"{member.node.label} may come back"
             running.append(RunningTimer(name, "disconnect_grace", max(0.0, left)))
     return running
+
+
+def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
+    """Return why a round was opened that was sealed, too, within the same step.
+
+    The state says it only while the round gathers; then the first event that could have
+    opened it is what did.
+    """
+    if before.incarnation != after.incarnation:
+        return "the run was opened afresh"
+    for event in events:
+        match event:
+            case Join(node=node, why=why) if node.id in before.participants:
+                label, text = node.label, "asked for a new round"
+            case Leave(node=node, why=why) if member := before.participants.get(node):
+                label, text = member.node.label, "left"
+            case Lost(node=node, cause=why) if member := before.participants.get(node):
+                label, text = member.node.label, "was lost"
+            case Fail(failure=failure):
+                return f"a worker failed: {failure.label}"
+            case _:
+                continue
+        return f"{label} {text}" + (f": {why}" if why else "")
+    return ""
 
 
 def _key(state: State) -> tuple[int, int]:

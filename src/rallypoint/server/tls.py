@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rallypoint.store import protocol as p
+from rallypoint.store.certificate import ends
 from rallypoint.store.tls import TLS, stamp, unusable
 from rallypoint.store.tls_socket import binding
 
@@ -72,6 +73,7 @@ def _load(files: TLS) -> tuple[ssl.SSLContext, bytes]:
         certificate = ssl.PEM_cert_to_DER_cert(own[start:] + end)
     except OSError as error:  # ssl.SSLError is one
         raise unusable(files, error) from error
+    logger.info("the certificate in %s ends on %s UTC", files.cert, ends(certificate))
     return context, binding(certificate)
 
 

@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from rallypoint.errors import AuthenticationError
+from rallypoint.store.certificate import ends
 from rallypoint.store.tls import TLS, stamp, unusable
 
 READ_BYTES = 64 * 1024
@@ -62,7 +63,9 @@ class TLSSocket:
         self._unsent = b""
         self._taken = 0
         self._handshake(host)
-        self.binding = binding(self._tls.getpeercert(binary_form=True) or b"")
+        certificate = self._tls.getpeercert(binary_form=True) or b""
+        self.binding = binding(certificate)
+        self.certificate_ends = ends(certificate)
 
     def _handshake(self, host: str) -> None:
         while True:

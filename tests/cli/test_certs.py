@@ -1,0 +1,61 @@
+"""`rallypoint certs`: a certificate that works on both sides, files that others cannot read."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rallypoint.cli.certs import command
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.options import Options
+from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import TLS
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_server_and_a_client_can_use_them(tmp_path: Path) -> None:
+    output = run(str(tmp_path), "--name", "head", "--name", "127.0.0.1", "--name", "::1")
+    assert "RALLYPOINT_TLS_CA on every node" in output
+    run(str(tmp_path), "--name", "node", "--days", "2")
+    own = {name: str(tmp_path / name) for name in ("ca.pem", "head.pem", "head.key")}
+    tls = TLS(own["ca.pem"], own["head.pem"], own["head.key"], verify_client=True)
+    server = EmbeddedServer("127.0.0.1", 0, Options(tls=tls))
+    node = TLS(own["ca.pem"], str(tmp_path / "node.pem"), str(tmp_path / "node.key"))
+    with TCPStore("127.0.0.1", server.port, tls=node) as store:
+        store.set("key", b"x")
+    server.stop()
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    run(str(tmp_path / "made"), "--name", "head")
+    for path in (tmp_path / "made").glob("*.key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not list((tmp_path / "made").glob(".*"))
+
+
+def test_the_authority_is_made_once(tmp_path: Path) -> None:
+    run(str(tmp_path), "--name", "head")
+    before = (tmp_path / "ca.pem").read_bytes()
+    first = (tmp_path / "head.pem").read_bytes()
+    run(str(tmp_path), "--name", "head")
+    assert (tmp_path / "ca.pem").read_bytes() == before
+    assert (tmp_path / "head.pem").read_bytes() != first  # renewed
+
+
+@pytest.mark.parametrize("name", ["h\u00f6st", ""])
+def test_a_name_that_cannot_be(tmp_path: Path, name: str) -> None:
+    done = CliRunner().invoke(command, [str(tmp_path), "--name", name])
+    assert done.exit_code == 1
+    assert "--name" in done.output
+
+
+def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.cli.certs.find_spec", lambda _name: None)
+    done = CliRunner().invoke(command, [str(tmp_path), "--name", "x"])
+    assert done.exit_code == 1
+    assert "rallypoint[tls]" in done.output
