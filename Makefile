@@ -44,7 +44,7 @@ browser: $(VENV)/.stamp-dev $(VENV)/.stamp-browser
 	RALLYPOINT_ARTEFACTS=$(VENV)/artefacts $(BIN)/python -m pytest -m browser tests/web
 
 # Half an hour and a few GB of environments; each script also runs alone (benchmarks/README.md).
-BENCHMARKS ?= curve store formation elastic endtoend resting
+BENCHMARKS ?= curve store formation elastic endtoend resting security
 bench:
 	for name in $(BENCHMARKS); do $(PYTHON) benchmarks/$$name.py || exit 1; done
 	$(PYTHON) benchmarks/page.py

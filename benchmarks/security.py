@@ -113,13 +113,13 @@ def main() -> None:
             found = harness.run_in_turn(ways, options.repeats, report)
         for measure in next(iter(found.values())):
             for way, samples in found.items():
-                table.add(measure, way, "seconds", samples[measure])
+                table.add(measure, way, "time", samples[measure])
     if not options.parts or "flood" in options.parts:
         say(f"{RATE} strangers a second for {SECONDS:g} s")
         title = f"{MEMBERS} members while {RATE:,} strangers a second come, for {SECONDS:g} s"
         attacked = report.table(title, "", 1, compared=False)
         for measure, value in flood().items():
-            attacked.add(measure, "rallypoint", measure, [value])
+            attacked.add("flood", "rallypoint", measure, [value])
     report.finish(lambda axes, _r: harness.bars(axes, table))
 
 

@@ -43,6 +43,7 @@ def main() -> None:
     known = accelerator.gather((model(images).argmax(dim=1) == digits).float())
     workers = accelerator.num_processes
     accelerator.print(f"{workers} workers: accuracy {known.mean().item():.3f}")
+    accelerator.wait_for_everyone()  # nobody takes the group down while another still gathers
     accelerator.end_training()
 
 

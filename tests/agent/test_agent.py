@@ -337,3 +337,18 @@ def test_only_what_is_new_in_a_view_is_told() -> None:
     ]
     assert events_of(full, full) == [e.RoundOpened(1, 2, "y", ("z",))]
     assert events_of(View(), View(waiting=2)) == [e.NodesWaiting(0)]
+
+
+def test_the_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[str]) -> None:
+    config = AgentConfig(
+        argv=(sys.executable, "-c", "import os; print(os.environ['RALLYPOINT_TOKEN'])"),
+        context=WorkerContext("run", 2, token="of the start"),
+        output=OutputPlan(),
+        node="node-a",
+        base_env={**os.environ, "RALLYPOINT_TOKEN": "of the nodes"},
+        worker_token=lambda: "of now",
+    )
+    assert Agent(config, FakeHandler(sealed(1))).run() == 0
+    out = capfd.readouterr().out
+    assert out.count("of now") == 2
+    assert "of the" not in out

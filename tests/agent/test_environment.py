@@ -60,3 +60,15 @@ def test_the_user_may_choose_nccl_error_handling() -> None:
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, WorkerContext("j", 1), SEAT, 0
     )
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_the_nodes_own_token_is_no_workers() -> None:
+    base = {"RALLYPOINT_TOKEN": "nodes", "RALLYPOINT_TOKEN_FILE": "/nodes", "HOME": "/h"}
+    env = worker_environment(base, WorkerContext("j", 1), SEAT, 0)
+    assert env["HOME"] == "/h"
+    assert not {"RALLYPOINT_TOKEN", "RALLYPOINT_TOKEN_FILE"} & set(env)
+    own = WorkerContext("j", 1, token="workers", environment={"RALLYPOINT_TLS_CA": "/ca"})
+    env = worker_environment(base, own, SEAT, 0)
+    assert env["RALLYPOINT_TOKEN"] == "workers"
+    assert env["RALLYPOINT_TLS_CA"] == "/ca"
+    assert "workers" not in repr(own)

@@ -11,6 +11,7 @@ import random
 import resource
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     limits = (options.seconds, options.seed, options.executions)
     found: list[dict[str, Any]] = []
-    for name, run in (
-        ("decoders", lambda: fuzz_decoders(*limits)),
-        ("server", lambda: uvloop.run(fuzz_server(*limits))),
-    ):
+    targets: dict[str, Callable[[], dict[str, Any]]] = {
+        "decoders": lambda: fuzz_decoders(*limits),
+        "server": lambda: uvloop.run(fuzz_server(*limits)),
+    }
+    for name, run in targets.items():
         try:
             found.append(run())
         except BaseException:

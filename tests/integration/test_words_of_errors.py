@@ -85,10 +85,19 @@ def too_long(cluster: Cluster) -> None:
 # class -> what provokes it, and what its words must hold
 WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple[str, ...]]] = {
     errors.ParameterError: (parameter, ("min_nodes", "max_nodes", "3", "2")),
-    errors.RendezvousClosedError: (closed, (r"run 'run-\d+'", rf"closed at {NOW} by .* pid", "new_incarnation")),
+    errors.RendezvousClosedError: (
+        closed,
+        (r"run 'run-\d+'", rf"closed at {NOW} by .* pid", "new_incarnation"),
+    ),
     errors.RendezvousTimeoutError: (
         timed_out,
-        (r"run 'run-\d+'", "join=0.3 s", rf"{LOOPBACK}:\d+", "1 of at least 2 nodes", "here: .*pid"),
+        (
+            r"run 'run-\d+'",
+            "join=0.3 s",
+            rf"{LOOPBACK}:\d+",
+            "1 of at least 2 nodes",
+            "here: .*pid",
+        ),
     ),
     errors.RendezvousConnectionError: (
         unreachable,

@@ -7,6 +7,8 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import (
     Assignment,
+    Close,
+    Fail,
     Join,
     Leave,
     Parked,
@@ -16,7 +18,7 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import Node, Settings
+from rallypoint.rendezvous.core.state import Failure, Node, Settings
 from rallypoint.store import protocol as p
 
 SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "10.0.0.1", 7, 0, "all came")
@@ -77,7 +79,29 @@ def test_events_that_will_do() -> None:
         ({"rejoin_seconds": float("inf")}, "rejoin_seconds=inf"),
         ({"id": ""}, "without an id"),
         ({"host": "h" * 1025}, "1024 characters"),
+        ({"role": "a\x1b[31m"}, "control characters"),
+        ({"node_rank": -1}, "node_rank=-1"),
+        ({"local_world_size": 2**63 - 1}, "local_world_size="),
+        ({"lease_seconds": 1e300}, "lease_seconds=1e+300"),
     ],
 )
 def test_events_that_will_not(changes: dict[str, object], words: str) -> None:
     assert words in wire.problem(join(**changes))
+
+
+def test_control_characters_are_made_visible() -> None:
+    close = Close("me\x1b[2J", "line\nand\ttab", "now")
+    assert wire.cleaned(close) == Close("me\ufffd[2J", "line\nand\ttab", "now")
+    leave = Leave("id", "plain \u00fc")
+    assert wire.cleaned(leave) is leave
+    fail = Fail("id", 1, 1, Failure("n\x07", 0, 0, 1, message="\x1b]0;title\x07 kept"))
+    assert isinstance(cleaned := wire.cleaned(fail), Fail)
+    assert (cleaned.failure.node, cleaned.failure.message) == (
+        "n\ufffd",
+        "\ufffd]0;title\ufffd kept",
+    )
+
+
+def test_a_token_may_not_allow_it() -> None:
+    denied = wire.Denied(3, "looks only")
+    assert msgspec.msgpack.decode(p.frame(denied)[4:], type=wire.ServerBody) == denied

@@ -18,6 +18,7 @@ from rallypoint.rendezvous.core.state import Node
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store import protocol as p
 from rallypoint.store.link import Link, Target, open_link
+from rallypoint.store.tls_socket import TLSSocket
 
 LIMIT_SECONDS = 20
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
@@ -27,7 +28,7 @@ def connect(server: EmbeddedServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=20)
 
 
-def last_words(sock: socket.socket) -> p.Goodbye:
+def last_words(sock: socket.socket | TLSSocket) -> p.Goodbye:
     """Return the goodbye that ends a connection; whatever came before it is passed over."""
     data = b""
     with sock:

@@ -6,6 +6,7 @@ from rallypoint.server.connection import Connection
 from rallypoint.server.gate import Allowance, Gate
 from rallypoint.server.options import Options
 from rallypoint.store import protocol as p
+from rallypoint.store.tls import TLS
 
 
 class Fake:
@@ -67,3 +68,9 @@ def test_an_allowance_is_a_burst_and_then_a_rate() -> None:
     assert joins.take(0.9)
     assert not joins.take(0.9)
     assert [joins.take(100.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_with_tls_fewer_may_wait_since_each_takes_more() -> None:
+    fakes = [Fake() for _ in range(3)]
+    enter(gate(handshakes_limit=8, tls=TLS(cert="c")), *fakes)
+    assert [bool(fake.said) for fake in fakes] == [True, False, False]

@@ -2,8 +2,16 @@
 
 import pytest
 
-from rallypoint.store.keyring import EVERYTHING, Keyring, for_run, key_id, parse, run_line
-from rallypoint.store.keyring import worker_secret, worker_token
+from rallypoint.store.keyring import (
+    EVERYTHING,
+    Keyring,
+    for_run,
+    key_id,
+    parse,
+    run_line,
+    worker_secret,
+    worker_token,
+)
 
 LINES = b"""
 # the operators'

@@ -60,6 +60,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
         stop_grace_seconds: between SIGTERM and SIGKILL.
         admit_seconds: wait after a newcomer, so that several give one new round.
         examine: looks for what keeps the nodes apart, when a join takes long (see WaitingLines).
+        worker_token: makes the workers' token when they are started, since the nodes' own may
+            be exchanged meanwhile; None: the one of `context`.
     """
 
     argv: tuple[str, ...]
@@ -70,6 +72,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     stop_grace_seconds: float = 30.0
     admit_seconds: float = 0.1
     examine: Callable[[], str] | None = None
+    worker_token: Callable[[], str] | None = None
 
 
 def events_of(view: View, before: View) -> list[events.Event]:
@@ -192,9 +195,7 @@ class Agent:
         if why:
             say(f"joining the next round: {why}")
         self._fenced_at_join = self._handler.view().fenced
-        self._waiting = WaitingLines(
-            self._handler.waiting_reason, examine=self._config.examine
-        )
+        self._waiting = WaitingLines(self._handler.waiting_reason, examine=self._config.examine)
         self._waiting.start()
         body = threading.Thread(
             target=self._ask_for_round, args=[why], name="rallypoint-join", daemon=True
@@ -229,6 +230,8 @@ class Agent:
 
     def _start_workers(self, sealed: Round) -> None:
         context, seat = self._config.context, sealed.assignment
+        if self._config.worker_token is not None:
+            context = msgspec.structs.replace(context, token=self._config.worker_token())
         if seat.size > 1 or seat.round > 1:
             say(f"round {seat.round}: rank {seat.rank} of {seat.size} nodes ({seat.reason})")
         specs, outputs = [], []

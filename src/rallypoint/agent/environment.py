@@ -13,7 +13,8 @@ from rallypoint.rendezvous.core.events import Assignment
 TORCH_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun: errors end workers
 OMP_THREADS = "OMP_NUM_THREADS"
 TOKEN = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
-TOKEN_FILE = "RALLYPOINT_TOKEN_FILE"  # noqa: S105 - the same
+# The nodes' own token would let a worker do what only an agent may.
+NOT_FOR_WORKERS = (TOKEN, f"{TOKEN}_FILE")
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
@@ -96,7 +97,6 @@ def worker_environment(
         own["TORCHELASTIC_ERROR_FILE"] = f"{context.error_dir}/{name}"
     if sets_omp_threads(base, context.local_world_size):
         own[OMP_THREADS] = 1
-    # The nodes' own token would let a worker do what only an agent may.
-    inherited = {name: value for name, value in base.items() if name not in (TOKEN, TOKEN_FILE)}
+    inherited = {name: base[name] for name in base if name not in NOT_FOR_WORKERS}
     made = {name: str(value) for name, value in own.items()}
     return {**TORCH_DEFAULTS, **inherited, **context.environment, **made}

@@ -55,6 +55,7 @@ def make_certificate(folder: Path, names: list[str], days: int) -> tuple[Path, P
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ParameterError(f"{folder / 'ca.key'} is no EC key; give a folder of its own")
+    alternatives = [_alternative(name) for name in names]
     own = ec.generate_private_key(ec.SECP256R1())
     usages = x509.ExtendedKeyUsage(
         [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -62,7 +63,7 @@ def make_certificate(folder: Path, names: list[str], days: int) -> tuple[Path, P
     by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     built = (
         _builder(_name(names[0]), authority.subject, own.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(usages, critical=False)
@@ -102,6 +103,8 @@ def _alternative(name: str) -> x509.GeneralName:
     except ValueError:
         pass  # no address: a name
     try:
+        if not name:
+            raise ValueError
         return x509.DNSName(name)
     except ValueError as error:
         raise ParameterError(f"--name {name!r}: give a host name or an IP address") from error

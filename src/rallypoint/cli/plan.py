@@ -97,10 +97,9 @@ def make_plan(
         config=_config(options, token, restarts),
     )
     settings = RendezvousSettings.from_params(params)
-    effective = {name: _text(value) for name, value in options.items() if name != "explain"}
+    effective = {name: _text(value) for name, value in _shown(options).items()}
     effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
-    conf = _without_token(options["rdzv_conf"])
-    effective |= {"max_restarts": str(restarts), "rdzv_conf": conf, **_durations(settings)}
+    effective |= {"max_restarts": str(restarts), **_durations(settings)}
     return Plan(
         parameters=params,
         settings=settings,
@@ -266,11 +265,11 @@ def parse_conf(text: str) -> dict[str, Any]:
     return pairs
 
 
-def _without_token(conf: str) -> str:
-    """Return the text of `--rdzv-conf` as it may be shown."""
-    parts = conf.split(",")
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as they may be shown: without a token in `--rdzv-conf`."""
+    parts = options["rdzv_conf"].split(",")
     hidden = [f"token={HIDDEN}" if part.strip().startswith("token=") else part for part in parts]
-    return ",".join(hidden)
+    return {**options, "rdzv_conf": ",".join(hidden)}
 
 
 def _token(path: Path | None, env: Mapping[str, str]) -> str:

@@ -71,8 +71,10 @@ def start(plan: Plan) -> int:
     from rallypoint.rendezvous.registry import get_rendezvous_handler
     from rallypoint.store.keyring import worker_token
     from rallypoint.store.tls import read_tls
+    from rallypoint.store.token import current, read_token
 
     params = plan.parameters
+    token = read_token(params.get("token"), params.get("token_file"))
     is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
@@ -88,7 +90,6 @@ def start(plan: Plan) -> int:
             role=plan.role,
             max_restarts=plan.max_restarts,
             store_url=plan.store_url,
-            token=worker_token(plan.token.encode(), params.run_id),
             environment=read_tls(params.config).environment(),
         ),
         output=plan.output,
@@ -96,6 +97,7 @@ def start(plan: Plan) -> int:
         base_env=dict(os.environ),
         stop_grace_seconds=plan.stop_grace,
         admit_seconds=plan.monitor_interval,
+        worker_token=lambda: worker_token(current(token), params.run_id),
         examine=_doctor(plan) if params.backend == HOSTED_BACKEND else None,
     )
     return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()

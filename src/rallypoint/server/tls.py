@@ -119,8 +119,12 @@ class TLSLayer(asyncio.Protocol):
         try:
             if not self._is_open and not self._shake(data):
                 return
-            while not self._has_ended and (piece := self._tls.read(READ_BYTES)):
-                self._connection.data_received(piece)
+            while self._in.pending or self._tls.pending():  # asking for more is an exception
+                piece = self._tls.read(READ_BYTES)
+                if not piece:
+                    break
+                self._connection.data_received(piece)  # which takes none once it has ended
+            self._flush()
         except ssl.SSLWantReadError:
             self._flush()
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -149,9 +153,8 @@ class TLSLayer(asyncio.Protocol):
         self._raw.close()
 
     def _flush(self) -> None:
-        data = self._out.read()
-        if data and not self._has_ended and not self._raw.is_closing():
-            self._raw.write(data)
+        if self._out.pending and not self._has_ended and not self._raw.is_closing():
+            self._raw.write(self._out.read())
 
     # -- transport of the connection ------------------------------------------------------
 

@@ -10,7 +10,7 @@ import hashlib
 import socket
 import ssl
 import threading
-from typing import Any
+from typing import Any, Self
 
 from rallypoint.errors import AuthenticationError
 from rallypoint.store.certificate import ends
@@ -122,7 +122,10 @@ class TLSSocket:
     def _decrypted(self) -> tuple[bytes, bool]:
         pieces: list[bytes] = []
         try:
-            while piece := self._tls.read(READ_BYTES):
+            while self._in.pending or self._in.eof or self._tls.pending():
+                piece = self._tls.read(READ_BYTES)
+                if not piece:
+                    return b"".join(pieces), True
                 pieces.append(piece)
         except ssl.SSLWantReadError:
             return b"".join(pieces), False
@@ -130,7 +133,7 @@ class TLSSocket:
             return b"".join(pieces), True
         except ssl.SSLError as error:
             raise self._explained(error) from error
-        return b"".join(pieces), True
+        return b"".join(pieces), False
 
     def _encrypted(self, data: bytes | memoryview) -> bytes:
         with self._lock:
@@ -178,3 +181,9 @@ class TLSSocket:
     def close(self) -> None:
         """See socket.close."""
         self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
