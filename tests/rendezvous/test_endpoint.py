@@ -97,3 +97,8 @@ def test_the_local_address_needs_no_name_service(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "getfqdn", lambda *_: "nope.invalid")
     monkeypatch.setattr(endpoint, "_FAR_HOSTS", ())
     assert local_address() == "127.0.0.1"
+
+
+def test_what_can_be_no_name_is_a_parameter_error() -> None:
+    with pytest.raises(ParameterError, match=r"not\.\.valid.*no host name or address"):
+        endpoint.propose_port("not..valid")

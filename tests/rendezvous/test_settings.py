@@ -107,3 +107,9 @@ def test_equal_and_frozen() -> None:
     assert settings == RendezvousSettings("run", 1, 2)
     with pytest.raises(AttributeError):
         settings.run_id = "other"  # type: ignore[misc]
+
+
+def test_a_run_id_that_no_server_takes_is_refused_at_once() -> None:
+    with pytest.raises(ParameterError, match="600 characters is above the limit") as caught:
+        RendezvousSettings("x" * 600, 1, 1)
+    assert len(str(caught.value)) < 200

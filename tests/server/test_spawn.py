@@ -13,6 +13,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
 from rallypoint.server.spawn import Spawned, host_if_ours
 from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import TLS
 
 pytestmark = pytest.mark.integration
 
@@ -71,3 +72,17 @@ def test_who_is_not_the_host_does_not_start_one() -> None:
         host_if_ours("nope.invalid:29400", b"", False, is_host=True)
     with pytest.raises(ParameterError, match="token"):
         host_if_ours("0.0.0.0:0", b"", False)
+
+
+def test_who_can_be_reached_from_elsewhere() -> None:
+    def spawned(*addresses: str) -> Spawned:
+        return Spawned("first:1", 1, Path("log"), addresses)
+
+    assert spawned("127.0.1.1", "::1").is_local
+    assert not spawned("127.0.1.1", "10.0.0.7").is_local
+
+
+def test_unusable_tls_files_are_the_commands_error() -> None:
+    files = TLS(cert="/nope.crt", key="/nope.key", ca="/nope.ca")
+    with pytest.raises(ParameterError, match="/nope"):
+        host_if_ours("127.0.0.1:0", b"", False, None, files)

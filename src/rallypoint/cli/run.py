@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from rallypoint.agent.policy import EXIT_FAILED, EXIT_USAGE
-from rallypoint.agent.report import complain
+from rallypoint.agent.report import complain, say
 from rallypoint.cli.options import SETTINGS, all_options
 from rallypoint.cli.plan import Plan, make_plan, parse_conf
 from rallypoint.cli.surroundings import fill
@@ -113,7 +113,13 @@ def _host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler")
     token = read_token(params.get("token"), params.get("token_file"))
 
     def attempt() -> None:
-        host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
+        hosted = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
+        if hosted is not None and hosted.is_local and _means_many(plan):
+            say(
+                f"{params.endpoint} is {', '.join(hosted.addresses)} on this machine, which no "
+                "other one reaches; for nodes on other machines give an address of this one "
+                "as the endpoint, or mend its own name in /etc/hosts"
+            )
 
     try:
         attempt()
@@ -123,6 +129,13 @@ def _host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler")
     if is_host is None:
         body = threading.Thread(target=_host_later, args=[attempt, handler], daemon=True)
         body.start()
+
+
+def _means_many(plan: Plan) -> bool:
+    """Whether the endpoint is a name for other machines too: no address, not localhost."""
+    host, _ = parse_rendezvous_endpoint(plan.parameters.endpoint)
+    named = any(letter.isalpha() for letter in host) and ":" not in host
+    return named and host != "localhost" and plan.parameters.max_nodes > 1
 
 
 def _host_later(attempt: Callable[[], None], handler: "DynamicRendezvousHandler") -> None:

@@ -128,10 +128,10 @@ DEFAULTS: tuple[Default, ...] = (
         "port",
         protocol.DEFAULT_PORT,
         "",
-        "--port",
-        "RALLYPOINT_PORT",
         "",
-        "Port of the server where the endpoint names none.",
+        "",
+        "",
+        "Port of the server where an endpoint of the API names none; commands want it named.",
     ),
     _limit(
         "frame_limit",

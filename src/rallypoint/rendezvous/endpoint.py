@@ -79,7 +79,15 @@ def parse_rendezvous_endpoint(
 
 
 def _bind_any(address: str) -> int:
-    found = socket.getaddrinfo(address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(
+            address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except UnicodeError as error:  # what no name can be is found out by the IDNA codec
+        raise ParameterError(
+            f"address={address!r}: no host name or address ({error}); allowed: an address or "
+            "name of this machine, such as --local-addr 10.0.0.7"
+        ) from error
     family, kind, proto, _, where = found[0]
     with socket.socket(family, kind, proto) as probe:
         probe.bind(where)

@@ -20,6 +20,7 @@ from rallypoint.rendezvous.parameters import (
     is_text,
     wrong,
 )
+from rallypoint.store.protocol import run_problem
 
 Duration = float | timedelta | None
 
@@ -102,6 +103,8 @@ class RendezvousSettings:
     ) -> None:
         if not is_text(run_id):
             raise wrong("run_id", run_id, "a text that is not empty")
+        if problem := run_problem(run_id):
+            raise ParameterError(f"run_id={run_id[:40]!r}: {problem}")
         least, most = as_int("min_nodes", min_nodes, 1), as_int("max_nodes", max_nodes)
         if most < least:
             raise wrong("max_nodes", max_nodes, f"min_nodes ({least}) or more")

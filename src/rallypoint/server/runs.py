@@ -295,6 +295,11 @@ class RunHost:
         phase = self.state.phase
         return tuple(s.node for s in phase.record.seats) if isinstance(phase, Sealed) else ()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this incarnation has ended."""
+        return isinstance(self.state.phase, Closed)
+
     def is_idle(self) -> bool:
         """Return whether no node is live, connected or awaited."""
         nobody = not self.sessions and not self._graces and not self._events

@@ -246,7 +246,10 @@ class Server:
             return
         if not all(run.is_idle() for run in self.runs.values()):
             return
-        wait = options.linger_seconds if self._had_clients else options.first_client_seconds
+        over = bool(self.runs) and all(run.is_closed for run in self.runs.values())
+        wait = options.first_client_seconds
+        if self._had_clients:  # a run that is over awaits nobody: who starts it again hosts anew
+            wait = 0.0 if over else options.linger_seconds
         if now - self._empty_since >= wait:
             logger.info("the last client has gone; ending")
             self.stop()

@@ -16,19 +16,26 @@ from pathlib import Path
 
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
-from rallypoint.server.options import Options
+from rallypoint.server.options import Options, is_loopback
 from rallypoint.server.server import bind
+from rallypoint.server.tls import ServerTLS
 from rallypoint.store.tls import TLS, read_tls
 from rallypoint.store.token import FILE_VARIABLE, TOKEN_VARIABLE, token_environment
 
 
 @dataclass(frozen=True)
 class Spawned:
-    """A server process: where it listens, its pid, and where its output goes."""
+    """A server process: where it listens, its pid, where its output goes, what it bound."""
 
     endpoint: str
     pid: int
     log: Path
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it: an /etc/hosts often says so of its own name."""
+        return all(is_loopback(address) for address in self.addresses)
 
 
 def host_if_ours(
@@ -54,6 +61,8 @@ def host_if_ours(
         return None
     host, port = parse_rendezvous_endpoint(endpoint)
     files = read_tls() if tls is None else tls
+    if files.for_servers:
+        ServerTLS(files)  # unusable files are this command's error, not its server's
     try:
         sockets = bind(host, port, Options(token=token, insecure=insecure))
     except OSError as error:
@@ -98,4 +107,5 @@ def _spawn(
             start_new_session=True,
         )
     process.returncode = 0  # it outlives us on purpose: no ResourceWarning, no wait
-    return Spawned(join_endpoint(host, port), process.pid, Path(name))
+    addresses = tuple(str(sock.getsockname()[0]) for sock in sockets)
+    return Spawned(join_endpoint(host, port), process.pid, Path(name), addresses)

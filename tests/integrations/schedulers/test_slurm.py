@@ -10,7 +10,7 @@ from tests.integrations.schedulers.cluster import Cluster
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 WORKER = Path(__file__).with_name("worker.py")
 RALLYPOINT = Path(sys.executable).with_name("rallypoint")
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0  # Slurm holds a requeued job back, for how long is its own affair
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,7 @@ def test_the_elements_of_an_array_are_runs_of_their_own(cluster: Cluster, tmp_pa
         assert len(re.findall(rf"run=slurm-\d+_{element}\.0 met=0,1", text)) == 2, text
 
 
+@pytest.mark.timeout(240)
 def test_a_requeued_job_is_another_run(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = write(tmp_path, "--ntasks=2 --requeue --open-mode=append", f"{WORKER} {go}")
