@@ -1,5 +1,8 @@
 """A Slurm cluster of one machine: munge, controller and node daemon in a temporary folder.
 
+A requeued job is held back until the credentials of its former life have expired
+(cred_expire, two minutes unless set).
+
 Nothing of the machine's own configuration is read or written. Needs root, as slurmd does.
 """
 
@@ -22,7 +25,7 @@ SlurmdPort={slurmd_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={at}/munge.socket
+AuthInfo=socket={at}/munge.socket,cred_expire=5
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
