@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,6 +9,14 @@ from tests.engines import EtcdServers, RedisServer
 from rallypoint.rendezvous.endpoint import free_port
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangups_end_programs() -> Iterator[None]:
+    """Let SIGHUP end what tests start, also where they themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")
