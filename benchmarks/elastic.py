@@ -9,7 +9,7 @@ the defaults each 2 s below is 30 s.
   torch's agent looks each 0.1 s), and until all five are in the next round.
 * kill: min 3, max 4; one of four is killed with SIGKILL: until the last survivor is told,
   and from the last survivor's asking until the next round. c10d does not tell: its
-  survivors find out through their workers; they ask after 20 s here.
+  survivors find out through their workers; they ask after 10 s here.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from processes import Broken, Helper
 
 LIMIT = 90.0
 LAST_CALL = 2
-TOLD_LIMIT = 20.0
+TOLD_LIMIT = 10.0
 CONTENDERS = {"rallypoint": "rallypoint", "c10d-quiet": "torch"}
 _runs = itertools.count(1)
 

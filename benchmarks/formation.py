@@ -17,7 +17,7 @@ import harness
 from environments import Missing, python
 from processes import Broken, Helper, TookTooLong, cpu_seconds, say
 
-LIMIT = 60.0
+LIMIT = 30.0
 SLOW_TRIAL = 5.0  # beyond this a contender gets fewer trials
 ENVIRONMENT = {"c10d": "torch", "c10d-quiet": "torch"}
 CONTENDERS = {

@@ -38,7 +38,8 @@ class Peer:
 
     def client(self) -> Helper:
         """Start a client process."""
-        return Helper(self.kind, "store_client.py", self.kind, "127.0.0.1", str(self.port))
+        environment = "rallypoint" if self.kind == "bare" else self.kind
+        return Helper(environment, "store_client.py", self.kind, "127.0.0.1", str(self.port))
 
 
 @contextlib.contextmanager
@@ -80,6 +81,13 @@ def etcd() -> Iterator[Peer]:
             yield Peer("etcd", port, server.pid)
 
 
+@contextlib.contextmanager
+def echo(how: str) -> Iterator[Peer]:
+    """Run a server that answers every request with the same bytes."""
+    with Helper("rallypoint", "echo_server.py", how) as server:
+        yield Peer("bare", server.ask(LIMIT, do="port")["port"], server.pid)
+
+
 SERVERS: dict[str, Callable[[], Any]] = {
     "rallypoint": rallypoint,
     "torch": torch,
@@ -118,6 +126,32 @@ def single(peers: list[Peer], report: harness.Report, options: argparse.Namespac
             found = harness.run_in_turn(contenders, options.repeats, report)
             for kind, samples in found.items():
                 table.add(call, kind, "time", samples.get("seconds", []))
+
+
+def floor(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
+    """Compare a get with what a bare exchange of as many bytes costs from Python to Python."""
+    table = report.table("A get, and bare exchanges of as many bytes", "us", 1e6)
+    with contextlib.ExitStack() as stack:
+        named = {peer.kind: peer for peer in peers}
+        named["bare, our event loop"] = stack.enter_context(echo("uvloop"))
+        named["bare, blocking calls"] = stack.enter_context(echo("blocking"))
+        contenders: dict[str, harness.Measure] = {}
+        for name, peer in named.items():
+            client = stack.enter_context(peer.client())
+            client.ask(LIMIT, do="open", count=1)
+            contenders[name] = lambda c=client, peer=peer: _exchanges(c, peer)
+        found = harness.run_in_turn(contenders, options.repeats, report)
+        for measure in ("time", "client CPU", "server CPU"):
+            for name, samples in found.items():
+                table.add("get", name, measure, samples.get(measure, []))
+
+
+def _exchanges(client: Helper, peer: Peer) -> dict[str, float]:
+    before = cpu_seconds(client.pid), cpu_seconds(peer.server_pid)
+    seconds = client.ask(LIMIT, do="latency", call="get", count=CALLS)["seconds"]
+    after = cpu_seconds(client.pid), cpu_seconds(peer.server_pid)
+    cpu = [(b - a) / CALLS for a, b in zip(before, after, strict=True)]
+    return {"time": seconds, "client CPU": cpu[0], "server CPU": cpu[1]}
 
 
 def throughput(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
@@ -193,6 +227,7 @@ def _meet(crowd: list[Helper], kind: str, size: int) -> dict[str, float]:
 
 PARTS: dict[str, tuple[str, Callable[..., None]]] = {
     "calls": ("The store: one client", single),
+    "floor": ("The store: what a call cannot cost less than", floor),
     "throughput": ("The store: many clients", throughput),
     "groups": ("The store: barrier and all_gather", groups),
 }
@@ -211,7 +246,7 @@ def main() -> None:
             for name, serve in SERVERS.items():
                 if options.only and name not in options.only:
                     continue
-                if part == "groups" and name not in ("rallypoint", "torch"):
+                if part in ("groups", "floor") and name not in ("rallypoint", "torch"):
                     continue
                 try:
                     python(name)
@@ -254,7 +289,16 @@ def _groups_chart(axes: Any, report: harness.Report) -> None:
     harness.lines(axes, curves, "wall")
 
 
-CHARTS = {"calls": _calls_chart, "throughput": _throughput_chart, "groups": _groups_chart}
+def _floor_chart(axes: Any, report: harness.Report) -> None:
+    harness.bars(axes, report.tables[0], "time")
+
+
+CHARTS = {
+    "calls": _calls_chart,
+    "floor": _floor_chart,
+    "throughput": _throughput_chart,
+    "groups": _groups_chart,
+}
 
 
 if __name__ == "__main__":

@@ -19,13 +19,16 @@ from rallypoint.rendezvous.core.events import (
     Close,
     Disconnected,
     Event,
+    Exclude,
     Fail,
     Finish,
     Join,
     Leave,
     Lost,
+    Notify,
     Reconnected,
 )
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
@@ -68,7 +71,8 @@ def explore() -> dict[Transition, dict[str, str]]:
                 change = (name(state), name(step.state))
                 if change[0] != change[1] or number(state) != number(step.state):
                     found.setdefault(change, {}).setdefault(word, step.reason.split("; ")[0])
-                after = msgspec.structs.replace(step.state, fenced={})  # another process comes
+                # another process comes, and may
+                after = msgspec.structs.replace(step.state, fenced={}, exclusions=())
                 if depth + 1 < DEPTH and key(after) not in seen:
                     seen.add(key(after))
                     queue.append((after, depth + 1))
@@ -123,6 +127,8 @@ def events(state: State, settings: Settings) -> Iterator[tuple[str, Event]]:
                 yield "join again", Join(node, settings, incarnation, due)
             yield "leave", Leave(node.id)
             yield "lost", Lost(node.id, Cause.LEASE)
+            yield "exclude", Exclude(Aspect.NODE, node.id, "bad", "a user")
+            yield "notify", Notify(node.id, "it will be taken away")
             if node.id in state.candidates:  # elsewhere a cut connection holds up nothing
                 yield "cut", Disconnected(node.id)
                 yield "back", Reconnected(node.id)
@@ -138,6 +144,7 @@ TIMERS = {
     "LastCallOver": "last call over",
     "RejoinOver": "rejoin_timeout",
     "ReplacementWaitOver": "replacement_wait",
+    "SteadyOver": "steady_after",
 }
 
 

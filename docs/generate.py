@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from rallypoint import cli
+from rallypoint.agent import records
 from rallypoint.rendezvous import defaults, wire
 from rallypoint.rendezvous.status import json_schema
 from rallypoint.store import protocol
@@ -172,8 +173,9 @@ def main() -> None:
     for name in PARTS:
         path, text = renewed(name)
         path.write_text(text, "utf-8")
-    schema = SOURCE / "schemas" / "status.v1.json"
-    schema.write_text(json.dumps(json_schema(), indent=2) + "\n", "utf-8")
+    for name, schema in (("status", json_schema()), ("event", records.json_schema())):
+        path = SOURCE / "schemas" / f"{name}.v1.json"
+        path.write_text(json.dumps(schema, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

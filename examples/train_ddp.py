@@ -6,7 +6,9 @@
 A plain torch script: it reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
 `rallypoint run` sets as torchrun does, so it runs under either. The global batch does not
 depend on the number of workers, and rank 0 writes a checkpoint after each epoch, so that a
-new round of another size goes on where the last one was.
+new round of another size goes on where the last one was. `worker.should_save` asks for one
+more just before a round changes (`--admit checkpoint`, a node that is taken away), at the same
+step on every rank; under torchrun it never does.
 """
 
 import argparse
@@ -21,6 +23,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rallypoint import worker
+
 BATCH = 128  # samples of one step, over all workers
 TEST_SAMPLES = 360
 SEED = 7
@@ -34,18 +38,18 @@ def load_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
     """Write the state, so that a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, scratch)
     scratch.replace(path)
 
 
 def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take over rank 0's checkpoint on all workers; return how many epochs are done."""
+    """Take over rank 0's checkpoint on all workers; return how many steps are done."""
     here = path.read_bytes() if dist.get_rank() == 0 and path and path.exists() else b""
     size = torch.tensor(len(here))
     dist.broadcast(size, src=0)
@@ -56,30 +60,27 @@ def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer
     state = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return int(state["epoch"])
+    return int(state["step"])
 
 
-def train_epoch(
+def train_step(
     model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
     x: torch.Tensor,
     y: torch.Tensor,
     epoch: int,
-) -> float:
-    """Train one epoch together with all workers; return the mean loss."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    batch: int,
+) -> torch.Tensor:
+    """Train on one batch together with all workers; return the sum of this worker's losses."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(SEED + epoch))
-    total = torch.zeros(1)
-    for batch in order.split(BATCH):
-        share = batch[rank::world_size]
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x[share]), y[share], reduction="sum")
-        # DDP averages over workers; what is wanted is the mean over the global batch.
-        (loss * world_size / len(batch)).backward()
-        optimizer.step()
-        total += loss.detach()
-    dist.all_reduce(total)
-    return float(total) / len(y)
+    samples = order.split(BATCH)[batch]
+    share = samples[dist.get_rank() :: dist.get_world_size()]
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x[share]), y[share], reduction="sum")
+    # DDP averages over workers; what is wanted is the mean over the global batch.
+    (loss * dist.get_world_size() / len(samples)).backward()
+    optimizer.step()
+    return loss.detach()
 
 
 def measure(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -98,19 +99,32 @@ def train(epochs: int, path: Path | None) -> None:
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
     done = resume(path, network, optimizer)
+    if done and dist.get_rank() == 0:
+        print(f"world size {dist.get_world_size()}  goes on after step {done}", flush=True)
     model = DistributedDataParallel(network)
-    for epoch in range(done, epochs):
-        loss = train_epoch(model, optimizer, train_x, train_y, epoch)
-        if dist.get_rank() == 0:
-            if path is not None:
-                save_checkpoint(path, network, optimizer, epoch + 1)
-            print(
-                f"world size {dist.get_world_size()}  epoch {epoch + 1:3d}  "
-                f"loss {loss:.4f}  accuracy {measure(network, test_x, test_y):.1%}",
-                flush=True,
-            )
+    batches = -(-len(train_y) // BATCH)
+    for step in range(done, epochs * batches):
+        epoch, batch = divmod(step, batches)
+        loss = train_step(model, optimizer, train_x, train_y, epoch, batch)
+        if batch + 1 == batches:
+            report(loss, epoch + 1, measure(network, test_x, test_y))
+        if worker.should_save(step + 1, every=batches):
+            if dist.get_rank() == 0 and path is not None:
+                save_checkpoint(path, network, optimizer, step + 1)
+            worker.saved(step + 1)
     if dist.get_rank() == 0:
         print(f"final accuracy {measure(network, test_x, test_y):.1%}", flush=True)
+
+
+def report(loss: torch.Tensor, epoch: int, accuracy: float) -> None:
+    """Print one line about an epoch, with the loss of its last batch."""
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        print(
+            f"world size {dist.get_world_size()}  epoch {epoch:3d}  "
+            f"loss {float(loss):.4f}  accuracy {accuracy:.1%}",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -5,17 +5,17 @@
 What makes it elastic is little. The global batch does not depend on the number of workers:
 each step takes the same samples of the same shuffle (seeded by the epoch), each worker
 computes the gradients of its share, and the sum over all workers is what a single one would
-have got. Rank 0 writes a checkpoint after each epoch, whole or not at all; a new round
-starts from the newest one, with as many workers as there are. So a run that lost a worker
-half-way ends with the same network, up to the rounding of sums in another order.
+have got. `worker.elastic` saves the state after each epoch, and, with `--admit checkpoint`, at
+the step before the round changes; a new round goes on from there, with as many workers as there
+are. So a run that gained and lost workers ends with the same network, up to the rounding of
+sums in another order.
 """
 
 import argparse
-import io
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,15 @@ class Data:
 
 @dataclass
 class Model:
-    """A network with one hidden layer: all parameters in one vector, and their momentum."""
+    """A network with one hidden layer: all parameters in one vector, and their momentum.
+
+    `loss` is that of the samples which this epoch has had so far.
+    """
 
     inputs: int
     weights: Array = field(init=False)
     momentum: Array = field(init=False)
-    epoch: int = 0  # epochs that are done
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(SEED)
@@ -105,17 +108,14 @@ class Model:
         """Return the share of samples that are recognised."""
         return float((self.forward(x)[1].argmax(axis=1) == y).mean())
 
-    def dump(self) -> bytes:
-        """Return the whole state as bytes."""
-        buffer = io.BytesIO()
-        np.savez(buffer, weights=self.weights, momentum=self.momentum, epoch=self.epoch)
-        return buffer.getvalue()
+    def dump(self) -> dict[str, Any]:
+        """Return all that training goes on from."""
+        return {"weights": self.weights, "momentum": self.momentum, "loss": self.loss}
 
-    def load(self, dumped: bytes) -> None:
-        """Take over a state that `dump` made."""
-        with np.load(io.BytesIO(dumped), allow_pickle=False) as arrays:
-            self.weights, self.momentum = arrays["weights"], arrays["momentum"]
-            self.epoch = int(arrays["epoch"])
+    def load(self, dumped: dict[str, Any]) -> None:
+        """Take over what `dump` returned."""
+        self.weights, self.momentum = dumped["weights"], dumped["momentum"]
+        self.loss = dumped["loss"]
 
 
 def load_data() -> Data:
@@ -127,61 +127,38 @@ def load_data() -> Data:
     return Data(x[train], y[train], x[:TEST_SAMPLES], y[:TEST_SAMPLES])
 
 
-def save_checkpoint(folder: Path, model: Model) -> None:
-    """Write the state, so that a reader sees the old file or the new one, never a part."""
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f".digits.{os.getpid()}.tmp"
-    scratch.write_bytes(model.dump())
-    scratch.replace(folder / "digits.npz")
-
-
-def resume(folder: Path | None, model: Model) -> None:
-    """Agree on the newest checkpoint that any worker can read, and take it over."""
-    path = folder / "digits.npz" if folder else None
-    if path is not None and path.exists():
-        model.load(path.read_bytes())
-    epochs = [int(epoch) for epoch in worker.all_gather(str(model.epoch))]
-    newest = int(np.argmax(epochs))
-    if len(set(epochs)) > 1:  # folders are not shared, or a newcomer has none
-        states = worker.all_gather(model.dump() if worker.rank() == newest else b"")
-        model.load(states[newest])
-
-
-def train_epoch(model: Model, data: Data, step_delay: float) -> float:
-    """Train one epoch together with all workers; return the mean loss."""
-    order = np.random.default_rng([SEED, model.epoch]).permutation(len(data.train_y))
-    loss = 0.0
-    for start in range(0, len(order), BATCH):
-        batch = order[start : start + BATCH]
-        share = batch[worker.rank() :: worker.world_size()]
-        total = worker.all_reduce(model.gradients(data.train_x[share], data.train_y[share]))
-        model.step(total[:-1] / len(batch))
-        loss += float(total[-1])
-        time.sleep(step_delay)
-    model.epoch += 1
-    return loss / len(order)
+def train_step(model: Model, data: Data, epoch: int, start: int) -> None:
+    """Train on the batch that begins at `start` in an epoch's order, together with all workers."""
+    order = np.random.default_rng([SEED, epoch]).permutation(len(data.train_y))
+    batch = order[start : start + BATCH]
+    share = batch[worker.rank() :: worker.world_size()]
+    total = worker.all_reduce(model.gradients(data.train_x[share], data.train_y[share]))
+    model.step(total[:-1] / len(batch))
+    model.loss = (model.loss if start else 0.0) + float(total[-1])
 
 
 def train(epochs: int, folder: Path | None = None, step_delay: float = 0.0) -> Model:
-    """Train up to `epochs` epochs, from the newest checkpoint; return the network."""
+    """Train up to `epochs` epochs, from the newest state there is; return the network."""
     data = load_data()
     model = Model(data.train_x.shape[1])
-    resume(folder, model)
-    while model.epoch < epochs:
-        loss = train_epoch(model, data, step_delay)
-        if worker.rank() == 0:
-            if folder:
-                save_checkpoint(folder, model)
-            report(model, loss, model.accuracy(data.test_x, data.test_y))
+    starts = range(0, len(data.train_y), BATCH)
+    state = worker.State(dump=model.dump, load=model.load, folder=folder)
+    for step in worker.elastic(state, epochs * len(starts), every=len(starts)):
+        epoch, batch = divmod(step, len(starts))
+        train_step(model, data, epoch, starts[batch])
+        if batch + 1 == len(starts) and worker.rank() == 0:
+            report(model, data, epoch + 1)
+        time.sleep(step_delay)
     if worker.rank() == 0:
         print(f"final accuracy {model.accuracy(data.test_x, data.test_y):.1%}", flush=True)
     return model
 
 
-def report(model: Model, loss: float, accuracy: float) -> None:
+def report(model: Model, data: Data, epoch: int) -> None:
     """Print one line about an epoch."""
+    loss, accuracy = model.loss / len(data.train_y), model.accuracy(data.test_x, data.test_y)
     print(
-        f"round {worker.round()}  world size {worker.world_size()}  epoch {model.epoch:3d}  "
+        f"round {worker.round()}  world size {worker.world_size()}  epoch {epoch:3d}  "
         f"loss {loss:.4f}  accuracy {accuracy:.1%}",
         flush=True,
     )
@@ -191,13 +168,14 @@ def main(arguments: list[str] | None = None) -> None:
     """Read the options and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder to resume from")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="folder of the state (default: the store)"
+    )
     parser.add_argument(
         "--step-delay", type=float, default=0.0, metavar="SECONDS", help="pause after each step"
     )
     options = parser.parse_args(arguments)
     train(options.epochs, options.checkpoint, options.step_delay)
-    worker.barrier()  # nobody goes before the last checkpoint is written
 
 
 if __name__ == "__main__":

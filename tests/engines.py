@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +162,29 @@ class EtcdServers:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
         at = f"{credentials}@" if credentials else ""
         return f"{scheme}://{at}{hosts}/{prefix}{options}"
+
+    def leader(self) -> int:
+        """Return which member leads the cluster, by its place in the list."""
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            for number, port in enumerate(self.ports):
+                status = self._status(port)
+                if status and status["leader"] == status["header"]["member_id"]:
+                    return number
+            time.sleep(0.05)
+        pytest.fail("no member of the cluster leads")
+
+    @staticmethod
+    def _status(port: int) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v3/maintenance/status", b"{}", method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=1.0) as answer:  # noqa: S310 - loopback
+                found: dict[str, Any] = json.load(answer)
+        except OSError:  # killed, or paused
+            return {}
+        return found if "leader" in found else {}
 
     def guard(self) -> None:
         """Turn authentication on: root:s3cret, and worker:w0rker for the prefix `jobs`."""

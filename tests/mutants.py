@@ -2,10 +2,10 @@
 
     python tests/mutants.py [--sample N] [--seed S] [--part i/n] [--list]
 
-Makes one small change after the other in `advance`, `membership`, `rounds` and `ranks` (a
-comparison, an operator, a constant, a condition, a statement left out), each in a copy of the
-source, and runs the tests of the core against it. Prints the score and each survivor. Those
-that cannot be told from the original are listed in docs/simulation.md.
+Makes one small change after the other in the modules of the core that decide (a comparison, an
+operator, a constant, a condition, a statement left out), each in a copy of the source, and runs
+the tests of the core against it. Prints the score and each survivor. Those that cannot be told
+from the original are listed in docs/simulation.md.
 """
 
 import argparse
@@ -27,7 +27,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("src/rallypoint/rendezvous/core")
-MODULES = ("advance", "membership", "rounds", "ranks")
+MODULES = (
+    "advance", "membership", "going", "working", "exclusion", "notices", "quarantine", "rounds",
+    "ranks",
+)  # fmt: skip
 LIMIT_SECONDS = 120
 SWAPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -134,16 +137,17 @@ def survives(mutant: Mutant, source: Path) -> bool:
     whole = path.read_text("utf-8")
     path.write_text(mutant.source, "utf-8")
     try:
-        return run_tests(source)
+        return run_tests(source, mutant.module)
     finally:
         path.write_text(whole, "utf-8")
 
 
-def run_tests(source: Path) -> bool:
-    """Run the tests of the core; the quick ones first, the state machine only if they pass."""
-    machine = "tests/rendezvous/core/test_machine.py"
-    quick = ["tests/rendezvous/core", f"--ignore={machine}"]
-    return run_in_child(source, quick) and run_in_child(source, [machine])
+def run_tests(source: Path, module: str = "advance") -> bool:
+    """Run the tests of the core: the module's own, then all, and the state machine at last."""
+    folder = "tests/rendezvous/core"
+    own, machine = f"{folder}/test_{module}.py", f"{folder}/test_machine.py"
+    every = [folder, f"--ignore={machine}", f"--ignore={own}"]
+    return all(run_in_child(source, which) for which in ([own], every, [machine]))
 
 
 def run_in_child(source: Path, which: list[str]) -> bool:

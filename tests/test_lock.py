@@ -18,7 +18,7 @@ def test_all_that_we_depend_on_is_in_it() -> None:
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(d for e in ("etcd", "redis", "tls", "web") for d in extras[e]),
+        *(d for e in ("etcd", "otel", "redis", "tls", "web") for d in extras[e]),
     ]
     names = {re.split(r"[^A-Za-z0-9_-]", text)[0].lower().replace("_", "-") for text in wanted}
     assert names <= {line.split("==")[0] for line in LOCK}

@@ -1,6 +1,6 @@
 """Clients of a store: one that is timed call by call, or a crowd that calls at once.
 
-python store_client.py rallypoint|torch|redis|etcd HOST PORT
+python store_client.py rallypoint|torch|redis|etcd|bare HOST PORT
 """
 
 import sys
@@ -182,7 +182,29 @@ class Etcd:
             self.put(_field(1, name.encode()) + _field(2, VALUE), timeout=30)
 
 
+class Bare:
+    """A socket and as many bytes as our `get` sends and gets, without any meaning."""
+
+    REQUEST = b"r" * 26
+
+    def __init__(self) -> None:
+        import socket
+
+        self.sock = sock = socket.create_connection((HOST, PORT))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.calls: dict[str, Call] = {"get": self.exchange}
+
+    def prepare(self) -> None:
+        """Nothing is kept there."""
+
+    def exchange(self) -> None:
+        """Send a request and receive its answer."""
+        self.sock.sendall(self.REQUEST)
+        self.sock.recv(65536)
+
+
 KINDS: dict[str, type[Any]] = {
+    "bare": Bare,
     "rallypoint": Rallypoint,
     "torch": Torch,
     "redis": Redis,

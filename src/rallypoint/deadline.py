@@ -27,9 +27,9 @@ class Deadline:
     __slots__ = ("_at", "_clock", "timeout")
 
     def __init__(self, timeout: float | timedelta, clock: Clock = time.monotonic) -> None:
-        self.timeout = seconds(timeout)
+        self.timeout = timeout = seconds(timeout)
         self._clock = clock
-        self._at = clock() + self.timeout
+        self._at = clock() + timeout
 
     def remaining(self) -> float:
         """Return the seconds left, never below zero."""

@@ -8,6 +8,10 @@
     │   ├── RendezvousConnectionError     the coordinator cannot be reached
     │   ├── RendezvousStateError          refused: other bounds, a duplicate rank, corrupt state
     │   └── RendezvousGracefulExitError   not needed any more: end with exit code 0
+    ├── JournalError                a server's journal cannot be read or written
+    │   ├── JournalLostError              another process leads: this one may not write any more
+    │   ├── JournalFullError              no room is left; nothing of that commit was kept
+    │   └── JournalCorruptError           what is stored is damaged, foreign, or of a newer version
     └── StoreError
         ├── StoreTimeoutError       a wait reached its limit (also a TimeoutError)
         ├── StoreConnectionError    the server cannot be reached (also a ConnectionError)
@@ -49,6 +53,22 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """The run has ended well and this node is not needed: end with exit code 0."""
+
+
+class JournalError(RallypointError):
+    """A server's journal cannot be opened, read or written; the message names it."""
+
+
+class JournalLostError(JournalError):
+    """Another process leads, or has the journal: this one must answer nobody any more."""
+
+
+class JournalFullError(JournalError):
+    """The journal's disk or engine has no room left; nothing of the commit was kept."""
+
+
+class JournalCorruptError(JournalError):
+    """What is stored cannot be used; the message names the file or entry and what to do."""
 
 
 class StoreError(RallypointError):

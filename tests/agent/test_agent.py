@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from rallypoint.agent import events as e
-from rallypoint.agent import report
-from rallypoint.agent.agent import Agent, AgentConfig, events_of
+from rallypoint.agent import waiting
+from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.agent import Agent, events_of
+from rallypoint.agent.config import AgentConfig, SignalPlan
 from rallypoint.agent.environment import WorkerContext
 from rallypoint.agent.handlers import AgentHandler, Round
 from rallypoint.agent.output import OutputPlan
@@ -23,7 +26,7 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.coordinator import Report, View
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Refusal,
@@ -31,11 +34,13 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure
+from rallypoint.rendezvous.core.state import Failure, Verdict
+from rallypoint.store.file import FileStore
 
 LIMIT_SECONDS = 20
+GATHER = Rules(gather_seconds=0.01)
 FAILURE = Failure("node-b", 0, 0, 7, "", "noon", "boom", 1)
-CLOSED = RunClosed(1, 1, "node-b", "noon", "max_restarts=0 is used up", False, (FAILURE,))
+CLOSED = RunClosed(1, 1, "node-b", "noon", "max_restarts=0 is used up", Verdict.BUDGET, (FAILURE,))
 
 
 def sealed(number: int) -> Round:
@@ -55,6 +60,7 @@ class FakeHandler(AgentHandler):
         self.failures: list[Failure] = []
         self.joined: queue.Queue[int] = queue.Queue()
         self.over = threading.Event()
+        self.noticed = threading.Event()
         self.finish_error: Exception | None = None
 
     def push(self, **changes: object) -> None:
@@ -96,19 +102,35 @@ class FakeHandler(AgentHandler):
         self.log.append(f"leave: {why}")
         self.over.set()
 
-    def waiting_reason(self) -> str:
-        return "1 of 2 nodes have joined"
+    def notice(self, why: str, seconds: float | None) -> None:
+        self.log.append(f"notice: {why}")
+        self.noticed.set()
+
+    def node_id(self) -> str:
+        return "me"
+
+    def waiting_for(self) -> Report | None:
+        return Report("run", "gathering", 1, 1, "1 of 2 nodes have joined")
 
 
-def agent(handler: AgentHandler, script: str, workers: int = 1, grace: float = 5.0) -> Agent:
+def agent(
+    handler: AgentHandler,
+    script: str,
+    workers: int = 1,
+    grace: float = 5.0,
+    rules: Rules = GATHER,
+    store_url: str = "tcp://h:1",
+    **more: Any,
+) -> Agent:
     config = AgentConfig(
         argv=(sys.executable, "-c", script),
-        context=WorkerContext("run", workers, store_url="tcp://h:1"),
+        context=WorkerContext("run", workers, store_url=store_url),
         output=OutputPlan(),
         node="node-a",
         base_env=dict(os.environ),
         stop_grace_seconds=grace,
-        admit_seconds=0.01,
+        rules=rules,
+        **more,
     )
     return Agent(config, handler)
 
@@ -145,6 +167,45 @@ def sleeps_in_round_one(path: Path) -> str:
         f"open({str(path)!r} + os.environ['RALLYPOINT_ROUND'], 'w').write(f'{{os.getpid()}}\\n')\n"
         "time.sleep(60 if os.environ['RALLYPOINT_ROUND'] == '1' else 0)\n"
     )
+
+
+SAVES_IN_ROUND_ONE = """
+import os, sys, threading
+from rallypoint import worker
+if os.environ["RALLYPOINT_ROUND"] == "2":
+    sys.exit(0 if worker.pending_change() is None else "an old announcement")
+step = 0
+while True:
+    step += 1
+    if worker.should_save(step):
+        print(f"saves for: {worker.pending_change().why}", flush=True)
+        worker.saved(step)
+    threading.Event().wait(0.01)
+"""
+
+
+@pytest.mark.cases("G4")
+def test_g4_workers_are_asked_to_save_before_a_newcomer_is_let_in(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler, path = FakeHandler(sealed(1), sealed(2)), tmp_path / "store"
+    asked = agent(
+        handler,
+        SAVES_IN_ROUND_ONE,
+        workers=2,
+        rules=Rules(Admit.CHECKPOINT),
+        store_url=path.as_uri(),
+        worker_store=lambda: FileStore(path),
+    )
+    running = Running(asked)
+    handler.joined.get(timeout=LIMIT_SECONDS)
+    handler.push(waiting=1)
+    assert running.ended() == 0
+    assert handler.log[1].startswith("join: 1 node waits; all workers have saved at step ")
+    said = capfd.readouterr()
+    assert "1 node waits: the workers have 60 s to save first" in said.out
+    assert "saves for: 1 node waits" in said.out
+    assert said.err == ""
 
 
 def test_d3_d4_a_node_that_is_done_goes_at_once_and_says_nothing_on_stderr(
@@ -231,8 +292,8 @@ def test_l2_a_fenced_node_comes_as_a_newcomer(tmp_path: Path) -> None:
     ("error", "code", "text"),
     [
         (RendezvousGracefulExitError("go home"), 0, ""),
-        (RendezvousClosedError("closed by x at noon"), 1, "rallypoint: closed by x at noon\n"),
-        (RendezvousTimeoutError("1 of 2 joined"), 1, "rallypoint: 1 of 2 joined\n"),
+        (RendezvousClosedError("closed by x at noon"), 4, "rallypoint: closed by x at noon\n"),
+        (RendezvousTimeoutError("1 of 2 joined"), 3, "rallypoint: 1 of 2 joined\n"),
     ],
 )
 def test_joins_that_end_without_a_round(
@@ -307,7 +368,7 @@ def test_sigterm_leaves_at_once_and_exits_143(answers: list[Round], tmp_path: Pa
 def test_a_long_wait_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "WAIT_INTERVALS_SECONDS", (0.01, 60.0))
+    monkeypatch.setattr(waiting, "INTERVALS_SECONDS", (0.01, 60.0))
 
     class Slow(FakeHandler):
         asked = threading.Event()
@@ -317,12 +378,13 @@ def test_a_long_wait_is_told(
             time.sleep(0.1)
             return super().next_round(why)
 
-        def waiting_reason(self) -> str:
+        def waiting_for(self) -> Report | None:
             self.asked.set()
-            return super().waiting_reason()
+            return super().waiting_for()
 
     assert agent(Slow(sealed(1)), "").run() == 0
-    assert "rallypoint: 1 of 2 nodes have joined\n" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "rallypoint: 1 of 2 nodes have joined; join ends in 9 min 59 s\n" in out
 
 
 def test_only_what_is_new_in_a_view_is_told() -> None:
@@ -352,3 +414,41 @@ def test_the_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[
     out = capfd.readouterr().out
     assert out.count("of now") == 2
     assert "of the" not in out
+
+
+def test_a_file_that_cannot_be_had_is_a_usage_error_before_anything_is_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = FakeHandler(sealed(1))
+    assert agent(handler, "", events_file=str(tmp_path)).run() == 2
+    assert "--events" in capfd.readouterr().err
+    assert handler.log == ["unwatch", "leave: its agent ends"]
+
+
+def test_signals_mean_what_the_plan_says(tmp_path: Path) -> None:
+    handler = FakeHandler(sealed(1))
+    plan = SignalPlan(("SIGUSR1",), "SIGUSR2")
+    heard = tmp_path / "heard"
+    script = (
+        "import pathlib, signal, sys\n"
+        f"signal.signal(signal.SIGUSR1, lambda *_: (pathlib.Path({str(heard)!r}).touch()))\n"
+        + sleeps_in_round_one(tmp_path / "r")
+    )
+
+    def ask() -> None:
+        until(tmp_path / "r1")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert handler.noticed.wait(LIMIT_SECONDS)
+        limit = time.monotonic() + LIMIT_SECONDS
+        while not heard.exists() and time.monotonic() < limit:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert agent(handler, script, signals=plan).run() in (128 + 12, 143)
+    asker.join(LIMIT_SECONDS)
+    assert heard.exists()
+    assert any(line.startswith("notice: received SIGUSR2") for line in handler.log)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from rallypoint.agent import events
+from rallypoint.rendezvous.core.state import Verdict
 
 NOUNS = (*get_args(events.Event), *get_args(events.Action))
 
@@ -16,3 +17,9 @@ def test_events_and_actions_are_frozen_values(noun: type[msgspec.Struct]) -> Non
 
 def test_no_noun_is_both_event_and_action() -> None:
     assert len(set(NOUNS)) == len(NOUNS)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_run_that_has_finished_went_well(verdict: Verdict) -> None:
+    closed = events.RunClosed(1, "someone", "enough", verdict)
+    assert closed.finished is (verdict is Verdict.FINISHED)

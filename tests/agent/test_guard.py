@@ -6,7 +6,8 @@ import sys
 import psutil
 import pytest
 
-from rallypoint.agent.guard import Guard, groups_left
+from rallypoint.agent import tree
+from rallypoint.agent.guard import Guard, workers_left
 
 LIMIT_SECONDS = 20
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -17,16 +18,18 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 def test_what_is_named_and_not_taken_back_is_left() -> None:
-    assert groups_left([b"+1\n", b"+2\n", b"-1\n", b"-9\n", b"+3\n"]) == {2, 3}
+    lines = [b"+1 0.5\n", b"+2 1.5\n", b"-1\n", b"-9\n", b"+3 2.5\n"]
+    assert workers_left(lines) == ({2: 1.5, 3: 2.5}, False)
+    assert workers_left([*lines, b".\n"]) == ({2: 1.5, 3: 2.5}, True)
 
 
 def test_workers_die_with_an_agent_that_is_killed() -> None:
     program = (
         "import subprocess, sys, time\n"
         "from rallypoint.agent.guard import Guard\n"
-        "guard = Guard(print)\n"
+        "guard = Guard(print, 'mark')\n"
         f"worker = subprocess.Popen({SLEEP!r}, start_new_session=True)\n"
-        "guard.watch([worker.pid])\n"
+        "guard.watch({worker.pid: 0.0})\n"
         "print(worker.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -40,8 +43,8 @@ def test_workers_die_with_an_agent_that_is_killed() -> None:
 
 def test_what_was_taken_back_is_left_alone() -> None:
     kept, ended = sleeper(), sleeper()
-    with Guard(pytest.fail) as guard:
-        guard.watch([kept.pid, ended.pid])
+    with Guard(pytest.fail, "no-mark") as guard:
+        guard.watch({process.pid: tree.started_at(process.pid) for process in (kept, ended)})
         guard.forget([kept.pid])
     assert ended.wait(LIMIT_SECONDS) == -signal.SIGKILL
     assert kept.poll() is None
@@ -51,10 +54,19 @@ def test_what_was_taken_back_is_left_alone() -> None:
 
 def test_a_guard_that_someone_ended_is_complained_of_once() -> None:
     said: list[str] = []
-    guard = Guard(said.append)
+    guard = Guard(said.append, "no-mark")
     os.kill(guard._process.pid, signal.SIGKILL)
     guard._process.wait(LIMIT_SECONDS)
-    guard.watch([1 << 30])
-    guard.watch([1 << 30])
+    guard.watch({1 << 30: 1.0})
+    guard.watch({1 << 30: 1.0})
     guard.close()
     assert said == ["the guard is gone: if this agent is killed, its workers stay"]
+
+
+def test_a_process_id_that_was_given_away_again_is_not_touched() -> None:
+    stranger = sleeper()
+    with Guard(pytest.fail, "no-mark") as guard:
+        guard.watch({stranger.pid: tree.started_at(stranger.pid) - 5.0})
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait(LIMIT_SECONDS)

@@ -1,11 +1,13 @@
+from datetime import timedelta
+
 import pytest
 
-from rallypoint.agent.handlers import Elastic, Fixed, agent_handler
+from rallypoint.agent.handlers import NAMED_NODES, Elastic, Fixed, agent_handler
 from rallypoint.errors import RendezvousClosedError, RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.coordinator import Report, View
 from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.core.state import Failure
+from rallypoint.rendezvous.core.state import Failure, Settings, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.store.api import Store
 
@@ -67,7 +69,8 @@ def test_a_static_round_gets_an_assignment_by_its_figures() -> None:
     )
     assert handler.next_round("again").assignment.round == 2
     assert handler.view() == View()
-    assert handler.waiting_reason() == ""
+    assert handler.waiting_for() is None
+    handler.notice("nobody is told", None)
 
 
 def test_a_static_node_counts_its_own_failures() -> None:
@@ -78,6 +81,17 @@ def test_a_static_node_counts_its_own_failures() -> None:
     handler.fail(FAILURE)
     with pytest.raises(RendezvousClosedError, match="max_restarts=1 is used up"):
         handler.next_round("")
+    closed = handler.view().closed
+    assert closed is not None
+    assert (closed.verdict, closed.failures) == (Verdict.BUDGET, (FAILURE, FAILURE))
+
+
+def test_a_static_node_that_fails_again_and_again_pauses() -> None:
+    handler = Fixed(Static(), 1, 5)
+    assert handler.next_round("").assignment.failing == 0
+    for count in (1, 2):
+        handler.fail(FAILURE)
+        assert handler.next_round("").assignment.failing == count
 
 
 def test_a_static_handler_must_name_the_workers_address() -> None:
@@ -96,6 +110,8 @@ def test_leaving_shuts_a_handler_down_in_order() -> None:
 class Dynamic(DynamicRendezvousHandler):
     """Answers without a coordinator."""
 
+    wanted = Settings(2, 4)
+
     def __init__(self, seat: Assignment | None, error: Exception | None = None) -> None:
         self.seat, self.error, self.log = seat, error, [""]
 
@@ -107,6 +123,17 @@ class Dynamic(DynamicRendezvousHandler):
         if self.error is not None:
             raise self.error
         return View(waiting=3)
+
+    def waiting_for(self) -> Report:
+        self.log.append("brief")
+        return Report("run", "gathering", 1, 1, "why", settings=self.wanted)
+
+    def report(self) -> Report:
+        self.log.append("whole")
+        return Report("run", "gathering", 1, 1, "why", settings=self.wanted)
+
+    def notice(self, why: str, seconds: float | timedelta | None = None) -> None:
+        self.log.append(f"notice {why} {seconds}")
 
     def leave(self, why: str = "") -> None:
         self.log.append(f"leave {why}")
@@ -141,3 +168,23 @@ def test_the_callback_gets_the_view() -> None:
 def test_a_failed_background_thread_is_in_the_view() -> None:
     error = RendezvousStateError("the thread failed")
     assert Elastic(Dynamic(SEAT, error)).view().error is error
+
+
+def test_members_are_asked_for_where_there_are_few() -> None:
+    dynamic = Dynamic(SEAT)
+    handler = Elastic(dynamic)
+    handler.waiting_for()
+    handler.waiting_for()
+    assert dynamic.log[1:] == ["brief", "whole", "whole"]
+    many = Dynamic(SEAT)
+    many.wanted = Settings(2, NAMED_NODES + 1)
+    handler = Elastic(many)
+    handler.waiting_for()
+    handler.waiting_for()
+    assert many.log[1:] == ["brief", "brief"]
+
+
+def test_a_notice_is_passed_on() -> None:
+    dynamic = Dynamic(SEAT)
+    Elastic(dynamic).notice("SIGUSR2", 60.0)
+    assert dynamic.log[1:] == ["notice SIGUSR2 60.0"]

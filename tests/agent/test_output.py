@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -68,26 +69,31 @@ def test_redirects_keep_a_stream_off_the_console(
 
 def test_tee_prefixes_whole_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = "import sys; sys.stdout.write('a\\nb'); sys.stdout.flush(); sys.stdout.write('c')"
-    run(OutputPlan(tmp_path, tee={0: 1}, role="trainer").worker("run", 1, 7, 0), script)
-    assert capfd.readouterr().out == "[trainer 7]:a\n[trainer 7]:bc\n"
+    plan = OutputPlan(tmp_path, tee={None: 1}, node="gpu-1")
+    run(plan.worker("run", 1, 7, 0), script)
+    assert capfd.readouterr().out == "[gpu-1 7]: a\n[gpu-1 7]: bc\n"
     assert (tmp_path / "run/round_1/7/stdout.log").read_text() == "a\nbc"
     assert not (tmp_path / "run/round_1/7/stderr.log").exists()
 
 
-def test_only_the_last_lines_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    script = "import sys; [print(i, file=sys.stderr) for i in range(1000)]; sys.stderr.write('x')"
-    lines = run(OutputPlan().worker("run", 1, 0, 0), script)
-    assert lines == (*(str(i) for i in range(981, 1000)), "x")
-    assert len(capfd.readouterr().err.splitlines()) == 1001
+def test_a_role_is_named_where_there_is_one(capfd: pytest.CaptureFixture[str]) -> None:
+    run(OutputPlan(tee={0: 1}, role="trainer", node="n").worker("run", 1, 7, 0))
+    assert capfd.readouterr().out == "[n trainer 7]: out\n"
 
 
-def test_a_line_without_end_takes_no_memory_and_is_not_held_back(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    script = "import sys; [sys.stderr.write('x' * 1000) for _ in range(300)]"
-    (line,) = run(OutputPlan().worker("run", 1, 0, 0), script)
-    assert len(line) == 4096
-    assert len(capfd.readouterr().err) == 300_000
+def test_colours_are_for_the_streams_that_show_them(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = OutputPlan(tee={None: 3}, node="n", coloured=frozenset({1}))
+    run(plan.worker("run", 1, 1, 0))
+    assert capfd.readouterr() == ("\x1b[33m[n 1]:\x1b[0m out\n", "[n 1]: err\n")
+
+
+def test_lines_can_be_json(capfd: pytest.CaptureFixture[str]) -> None:
+    run(OutputPlan(as_json=True, node="n").worker("run", 2, 5, 0))
+    out, err = (json.loads(text) for text in capfd.readouterr())
+    assert out.pop("at").endswith("UTC")
+    known = {"source": "worker", "node": "n", "rank": 5, "round": 2}
+    assert out == {**known, "stream": "stdout", "text": "out"}
+    assert err["text"] == "err"
 
 
 def test_a_log_dir_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -96,3 +102,9 @@ def test_a_log_dir_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="--log-dir"):
         OutputPlan(tmp_path / "file").worker("run", 1, 0, 0).open()
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_files_are_turned_over(tmp_path: Path) -> None:
+    plan = OutputPlan(tmp_path, redirects={None: 1}, max_bytes=1, keep=1)
+    run(plan.worker("run", 1, 0, 0), "import sys; sys.stdout.write('a\\n' * 3)")
+    assert (tmp_path / "run/round_1/0/stdout.log.1").read_text() == "a\n" * 3

@@ -111,6 +111,23 @@ def test_a_deaf_worker_is_killed_with_children_that_left_its_group(
     assert workers.reaped == [pid]
 
 
+def test_an_orphan_that_bears_no_mark_was_seen_before(workers: Group, tmp_path: Path) -> None:
+    """Its parent ends well within the grace, its environment is wiped, its session its own."""
+    child = f"{says_pid(tmp_path / 'child')} time.sleep(60)"
+    workers.start(
+        "import signal, subprocess, sys; signal.signal(15, lambda *_: sys.exit(0));"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], env={{}}, start_new_session=True);"
+        + says_pid(tmp_path / "pid")
+        + "time.sleep(60)"
+    )
+    ready(tmp_path / "pid")
+    orphan = ready(tmp_path / "child")
+    workers.group.stop(LIMIT_SECONDS, workers.stopped.put)
+    assert workers.stopped.get(timeout=LIMIT_SECONDS) == ()
+    assert workers.ended().exit_code == 0
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
+
+
 def test_a_second_stop_shortens_the_grace(workers: Group, tmp_path: Path) -> None:
     workers.start(
         "import signal; signal.signal(15, signal.SIG_IGN);"

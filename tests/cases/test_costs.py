@@ -1,4 +1,5 @@
-"""F6: what a round costs is counted, not timed, and grows as N: requests, bytes, writes.
+"""F6: what a round costs is counted, not timed, and grows as N: requests, bytes, state writes
+and wake-ups of nodes.
 
 Light clients speak the real protocol to a real server: hello, proof and join in one flight,
 then the seat. N = 5,000 is run where RALLYPOINT_NIGHTLY is set.
@@ -17,7 +18,8 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import Node, Settings
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.server.server import Server, raise_file_limit
+from rallypoint.server.gate import raise_file_limit
+from rallypoint.server.server import Server
 from rallypoint.store import protocol as p
 
 SIZES = [10, 100, 1_000, *([5_000] if os.environ.get("RALLYPOINT_NIGHTLY") else [])]
@@ -35,6 +37,7 @@ class Swarm:
     seated: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
+    wakes: int = 0
     all_seated: asyncio.Event = field(default_factory=asyncio.Event)
     nodes: list["LightNode"] = field(default_factory=list)
 
@@ -78,6 +81,7 @@ class LightNode(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.swarm.bytes_in += len(data)
+        self.swarm.wakes += 1
         self.data += data
         while len(self.data) >= 4:
             end = 4 + int.from_bytes(self.data[:4], "big")
@@ -98,6 +102,7 @@ class Cost:
     writes: int
     bytes_to_server: int
     bytes_to_nodes: int
+    wakes: int
 
 
 def counters(server: EmbeddedServer, run: str) -> tuple[int, int]:
@@ -116,7 +121,7 @@ async def rounds(server: EmbeddedServer, size: int) -> list[Cost]:
     costs = []
     for again in (False, True):
         before = await asyncio.to_thread(counters, server, swarm.run)
-        swarm.bytes_in = swarm.bytes_out = 0
+        swarm.bytes_in = swarm.bytes_out = swarm.wakes = 0
         if again:
             for node in swarm.nodes:
                 node.join()
@@ -131,7 +136,7 @@ async def rounds(server: EmbeddedServer, size: int) -> list[Cost]:
         await swarm.form()
         after = await asyncio.to_thread(counters, server, swarm.run)
         spent = (after[0] - before[0], after[1] - before[1])
-        costs.append(Cost(*spent, swarm.bytes_out, swarm.bytes_in))
+        costs.append(Cost(*spent, swarm.bytes_out, swarm.bytes_in, swarm.wakes))
     for node in swarm.nodes:
         node.transport.abort()
     return costs
@@ -152,3 +157,6 @@ def test_a_round_costs_the_same_for_each_node_whatever_their_number(
         assert cost.writes <= size  # at most one for each join; the joins of a turn share one
         assert cost.bytes_to_server < 250 * size
         assert cost.bytes_to_nodes < 320 * size
+        # The handshake is answered at once, then comes the seat; or that a round has opened,
+        # then the seat.
+        assert cost.wakes <= 2 * size

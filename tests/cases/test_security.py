@@ -21,7 +21,8 @@ from rallypoint.errors import (
     RendezvousStateError,
 )
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Leave
+from rallypoint.rendezvous.core.events import Admit, Exclude, Leave, Notify
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.hosted import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -33,6 +34,7 @@ from rallypoint.store.keyring import worker_token
 from rallypoint.store.link import Link, Target, open_link
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.token import read_token
+from rallypoint.testing.store_handles import in_thread
 
 Serve = Callable[..., EmbeddedServer]
 Make = Callable[..., DynamicRendezvousHandler]
@@ -111,6 +113,31 @@ def test_only_an_admin_closes_and_it_is_recorded(serve: Serve, make: Make) -> No
     assert closed.at
 
 
+def test_only_an_admin_keeps_nodes_out_or_speaks_for_others(serve: Serve, make: Make) -> None:
+    server = serve(token=TOKENS.encode())
+    member, other = (make(server.port, "one", "nodes", 2) for _ in range(2))
+    joining = in_thread(member.next_rendezvous)
+    other.next_rendezvous()
+    joining.result(LIMIT)
+    out = Exclude(Aspect.NODE, other.node_id, "bad memory", "me")
+    notice = Notify(other.node_id, "spot machine", "me")
+    for order, words in (
+        (out, "exclude a node from"),
+        (Admit(Aspect.NODE, "x", "me"), "admit a node to"),
+        (notice, "give notice for a node of"),
+    ):
+        with pytest.raises(RendezvousStateError, match=f"does not allow a client to {words} run"):
+            member._coordinator.order(order, Deadline(10))
+    member.notice("spot machine")  # of itself
+    assert [n.id for n in member.report().notices] == [member.node_id]
+    admin = make(server.port, "one", "root")._coordinator
+    admin.order(notice, Deadline(10))
+    admin.order(out, Deadline(10))
+    (kept_out,) = member.report().exclusions
+    assert kept_out.by.startswith("me (token ")
+    assert "127.0.0.1:" in kept_out.by
+
+
 def test_a_worker_reaches_its_runs_store_alone(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     member = make(server.port, "one", "nodes")
@@ -134,9 +161,12 @@ def test_a_worker_reaches_its_runs_store_alone(serve: Serve, make: Make) -> None
     assert member.report().phase == "sealed"
 
 
-def cut_all(server: Server) -> None:
-    for connection in list(server.connections):
-        connection.abort()
+def proved_anew(server: Server) -> int:
+    """Return how many nodes are connected, by the one token that the server has now."""
+    (key,) = server.keyring.keys
+    who = key.rights().who
+    sessions: Any = server.runs["run"].sessions.values()
+    return sum(session.handshake.rights.who == who for session in sessions)
 
 
 # -- rotation -----------------------------------------------------------------------------
@@ -167,19 +197,29 @@ def test_a_token_is_exchanged_and_nobody_notices(
 
     path.write_text("new-secret\nold-secret\n")
     wait_for(2)
+    both = [
+        TCPStore("127.0.0.1", server.port, run="run", token=token, timeout=5)
+        for token in ("old-secret", "new-secret")
+    ]
+    links = [store._link for store in both]
     for token in ("new-secret", "old-secret", "unknown\nnew-secret"):
         TCPStore("127.0.0.1", server.port, run="run", token=token, timeout=5).close()
     path.write_text("new-secret\n")
     wait_for(1)
     with pytest.raises(AuthenticationError):
         TCPStore("127.0.0.1", server.port, run="run", token="old-secret", timeout=5)
-    assert [handler.view() for handler in handlers] == before
-    # a cut connection comes back with what the file says now
-    server.call(cut_all, Deadline(5))
+    # what was proved with the old one is cut, and comes back with what the file says now
     deadline = Deadline(20)
-    while server.call(lambda s: len(s.runs["run"].sessions), deadline) < nodes:
+    while server.call(proved_anew, deadline) < nodes:
         assert not deadline.expired()
         time.sleep(0.05)
+    with pytest.raises(AuthenticationError, match="does not know this client's token"):
+        both[0].set("key", b"x")
+    both[1].set("key", b"x")
+    assert both[1]._link is links[1]
+    for store in both:
+        store.close()
+    assert [handler.view() for handler in handlers] == before
     assert {handler.report().phase for handler in handlers[:3]} == {"sealed"}
     assert {handler.view().opened for handler in handlers} == {None}
 
@@ -305,6 +345,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, port: int) -> None:
     endpoint = f"127.0.0.1:{port}"
     command = [*own, "run", "--nnodes=2", f"--endpoint={endpoint}", "--run-id=job"]
     command += ["--max-restarts=0", f"--log-dir={tmp_path / 'logs'}", "--tee=3"]
+    command += [f"--events={tmp_path / 'events'}", "--log-format=json"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     agents = [
         subprocess.Popen([*command, str(tmp_path / "work.py")], env=env, **pipes) for _ in range(2)
@@ -328,12 +369,34 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, port: int) -> None:
         output, _ = agent.communicate(timeout=40)
         said += output
         assert agent.returncode != 0
+    said += kept_by_a_server(own, env, tmp_path, secret)
+    assert list((tmp_path / "data").iterdir())
+    assert (tmp_path / "events").stat().st_size > 0
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "token":
             said += path.read_bytes()
     assert b"environment" in said  # the workers printed all that they have
     assert b"worker:" in said  # theirs is another one, for one run's store
     assert secret.encode() not in said
+
+
+def kept_by_a_server(own: list[str], env: dict[str, str], folder: Path, secret: str) -> bytes:
+    """Use a server that keeps its runs in `folder`; return what it says."""
+    command = [*own, "serve", "--bind=127.0.0.1:0", f"--data-dir={folder / 'data'}", "--verbose"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, "-u", *command[1:]], env=env, **pipes) as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        port = int(first.rpartition(b":")[2])
+        params = RendezvousParameters(
+            "core", f"127.0.0.1:{port}", "kept", 1, 1, config={"token": secret, "is_host": False}
+        )
+        member = create_handler(params)
+        member.next_rendezvous().store.set("key", b"value")
+        member.shutdown()
+        server.terminate()
+        rest, _ = server.communicate(timeout=20)
+    return first + rest
 
 
 def test_errors_show_no_token(serve: Serve, make: Make) -> None:

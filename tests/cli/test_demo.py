@@ -90,7 +90,7 @@ def test_a_script_that_fails_is_named_and_the_rest_is_ended(
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1
     assert "demo: while waiting for 5 epochs in round 1: node" in result.stderr
-    assert "(exit code 1)" in result.stderr
+    assert "(exit code 93)" in result.stderr
     assert "out of luck" in result.stdout
     assert "expected accuracy: over 95%; seen: none was printed" in result.stdout
 

@@ -67,7 +67,7 @@ def a_whole_demo() -> Told:
     )
     told.line(2, "rallypoint: joining the next round: vm (127.0.0.1) pid 11 was lost: its")
     told.server("round 2 sealed with 1 nodes: all that are alive have come; round 2 is at work")
-    told.line(2, "rallypoint: round 2: rank 0 of 1 nodes (all have come)")
+    told.line(2, "rallypoint: round 2: rank 0 of 1 node (all have come)")
     told.line(2, "round 2  world size 1  epoch   2  loss 1.7  accuracy 96.0%")
     told.line(2, "final accuracy 96.0%")
     told.end(1, -9)
@@ -164,3 +164,12 @@ def test_stderr_is_kept_for_the_end() -> None:
 def test_a_time_that_was_not_seen_is_unknown() -> None:
     assert milliseconds(None, 1.0) == milliseconds(1.0, None) == "unknown"
     assert milliseconds(1.0, 2.5) == "1,500 ms"
+
+
+def test_a_nodes_own_lines_are_passed_on_and_epochs_are_counted() -> None:
+    told = Told(11)
+    assert told.line(1, "reading the data") == ["node 1: reading the data"]
+    told.line(1, "rallypoint: round 1: rank 0 of 3 nodes (all have come)")
+    for epoch in (1, 2):
+        told.line(1, f"round 1 world size 3 epoch {epoch} accuracy 90.5%")
+    assert (told.story.round(1).epochs, told.story.round(1).trained_at) == (2, 3.0)

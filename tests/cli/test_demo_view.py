@@ -11,7 +11,7 @@ def a_story() -> Story:
     story = Story()
     story.started(1, 11)
     for text in (
-        "rallypoint: round 1: rank 0 of 1 nodes (all have come)",
+        "rallypoint: round 1: rank 0 of 1 node (all have come)",
         "round 1  world size 1  epoch   3  loss 0.1  accuracy 96.0%",
     ):
         story.take(Line(1.0, 1, text))

@@ -31,6 +31,19 @@ OPTIONS: dict[str, Any] = {
     "target_nodes": None,
     "new_incarnation": False,
     "stop_grace": 30.0,
+    "admit": "now",
+    "admit_grace": 60.0,
+    "admit_signal": "",
+    "forward_signals": "",
+    "preempt_signal": "",
+    "health_check": "",
+    "health_check_timeout": 60.0,
+    "hang_timeout": 0.0,
+    "health_port": None,
+    "events": "",
+    "log_format": "text",
+    "log_max_bytes": 0,
+    "log_keep": 3,
     **{row.name: None for row in timing_rows()},
 }
 MEETING: dict[str, Any] = {"nnodes": "2:4", "endpoint": "h:1", "run_id": "job"}
@@ -71,6 +84,8 @@ def test_c7_several_nodes_need_a_name_for_their_job() -> None:
         ({"nnodes": "2", "run_id": "x"}, "--endpoint is missing: give HOST:PORT"),
         ({"backend": "file", "run_id": "x"}, "--endpoint is missing: give a path"),
         ({**MEETING, "endpoint": "host"}, "--endpoint host: the port is missing; give host:29400"),
+        ({**MEETING, "endpoint": "a:1,b"}, "the port is missing; give a:1,b:29400"),
+        ({**MEETING, "endpoint": "a:1,,b:2"}, "a host is missing between the commas"),
         ({**MEETING, "endpoint": "::1"}, r"the port is missing; give \[::1\]:29400"),
         ({**MEETING, "endpoint": "h:x"}, "endpoint='h:x'"),
         ({"standalone": True, "nnodes": "2"}, "--standalone with --nnodes 2"),
@@ -80,6 +95,10 @@ def test_c7_several_nodes_need_a_name_for_their_job() -> None:
         ({"rdzv_conf": "a"}, "--rdzv-conf a"),
         ({"rdzv_conf": "join=soon"}, "join='soon'"),
         ({"max_restarts": -1}, "--max-restarts -1"),
+        ({"monitor_interval": -1.0}, "--monitor-interval -1"),
+        ({"rdzv_conf": "last_cal=3"}, "--rdzv-conf last_cal: .* did you mean last_call?"),
+        ({**MEETING, "node_rank": 4}, "--node-rank 4: with at most 4 nodes"),
+        ({"forward_signals": "USR3"}, "--forward-signals USR3: no such signal"),
         ({"redirects": "3"}, "give --log-dir"),
         ({"tee": "9"}, "--tee '9'"),
         ({**MEETING, "target_nodes": 9}, "target_nodes=9"),
@@ -175,3 +194,26 @@ def test_what_is_shown_of_a_plan_has_no_token() -> None:
     assert plan.token == "SECRET"
     assert plan.effective["rdzv_conf"] == "join=5,token=***,lease=9"
     assert "SECRET" not in repr(plan)
+
+
+def test_how_a_node_looks_after_its_workers() -> None:
+    plan = make(
+        forward_signals="USR1", preempt_signal="SIGUSR2", health_check="true", hang_timeout=9.0,
+        events="e.jsonl", health_port=8080, log_format="json", log_max_bytes=5, log_keep=1,
+    )  # fmt: skip
+    care, output = plan.care, plan.output
+    assert (care.signals.passed_on, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
+    assert (care.health_check, care.health_check_seconds, care.hang_seconds) == ("true", 60, 9)
+    assert (care.events_file, care.health_port, care.as_json) == ("e.jsonl", 8080, True)
+    assert (output.as_json, output.max_bytes, output.keep) == (True, 5, 1)
+    assert output.node
+
+
+def test_colours_are_for_terminals_of_those_who_want_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert make({"TERM": "xterm"}).output.coloured == frozenset()
+    monkeypatch.setattr("os.isatty", lambda fd: fd == 2)
+    assert make({"TERM": "xterm"}).output.coloured == {2}
+    for env in ({"TERM": "dumb"}, {}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert make(env).output.coloured == frozenset()

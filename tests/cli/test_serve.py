@@ -15,9 +15,14 @@ from click.testing import CliRunner, Result
 
 from rallypoint.cli import main
 from rallypoint.cli import serve as module
+from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
+from rallypoint.server.ledger import FORMAT, FORMAT_NAME
+from rallypoint.server.options import Options
 from rallypoint.server.server import Server
+from rallypoint.server.sqlite_journal import SQLiteJournal
 from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import TLS
 
 LIMIT_SECONDS = 30
 
@@ -86,6 +91,21 @@ def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> No
     )
 
 
+def test_a_directory_of_another_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rallypoint.db").write_bytes(b"something else")
+    result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
+    assert_one_line(result, f"{tmp_path}/rallypoint.db", "no file of a rallypoint server")
+
+
+def test_what_is_stored_and_does_not_fit_is_named(tmp_path: Path) -> None:
+    journal = SQLiteJournal(tmp_path)
+    journal.open(Deadline(10))
+    journal.commit({FORMAT_NAME: FORMAT, "run/x": b"junk"}, Deadline(10))
+    journal.close()
+    result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
+    assert_one_line(result, "the entry 'run/x' of run 'x' cannot be used", str(tmp_path))
+
+
 def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _name: None)
     result = serve("--bind=127.0.0.1:0", "--http=127.0.0.1:0")
@@ -93,6 +113,23 @@ def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- it ends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "warned"),
+    [
+        ("0.0.0.0", Options(token=b"x"), True),
+        ("0.0.0.0", Options(token=b"x", tls=TLS(cert="c")), False),
+        ("0.0.0.0", Options(insecure=True), False),  # there is nothing to read
+        ("127.0.0.1", Options(token=b"x"), False),
+    ],
+)
+def test_a_page_that_would_show_the_token_on_the_way_is_warned_of(
+    host: str, options: Options, warned: bool
+) -> None:
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        assert ("WITHOUT TLS" in module.page_url(sock, options)) is warned
 
 
 def test_a_server_that_fails_says_so_in_one_line(

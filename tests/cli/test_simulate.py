@@ -1,17 +1,8 @@
 import json
 
-import pytest
 from click.testing import CliRunner
 
-from rallypoint.cli.simulate import LONG, command, seconds, spread
-
-
-@pytest.mark.parametrize(
-    ("text", "long"),
-    [("30", 30.0), ("90s", 90.0), ("5m", 300.0), ("6h", 21600.0), ("1.5d", 129600)],
-)
-def test_durations(text: str, long: float) -> None:
-    assert LONG.convert(text, None, None) == long
+from rallypoint.cli.simulate import command, seconds, spread
 
 
 def test_a_table_for_people() -> None:

@@ -16,6 +16,7 @@ from rallypoint.rendezvous.core.events import Event, Join, Leave
 from rallypoint.rendezvous.core.state import State
 from rallypoint.rendezvous.endpoint import free_port
 from rallypoint.rendezvous.status import RunStatus
+from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.testing.memory_engine import MemoryEngine
 
 SETTINGS = a_settings(2, 2)
@@ -99,6 +100,16 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(RendezvousConnectionError, match=r"^cannot reach 127\.0\.0\.1") as failure:
         source.read(None, Deadline(0.3))
     assert "join=" not in str(failure.value)
+    source.close()
+
+
+def test_of_several_servers_the_one_that_is_there_is_asked(
+    server: EmbeddedServer, port: int
+) -> None:
+    source = ServerSource(f"127.0.0.1:{port},127.0.0.1:{server.port}", b"")
+    status = source.read(None, Deadline(20))
+    assert status.server is not None
+    assert status.server.endpoint == f"127.0.0.1:{server.port}"
     source.close()
 
 

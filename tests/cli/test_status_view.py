@@ -1,11 +1,17 @@
 from typing import Any
 
-import pytest
 from tests.cli.golden import check, drawn
 from tests.rendezvous.core.builders import a_failure, a_node, a_settings
 
-from rallypoint.cli.status_view import MEMBERS_SHOWN, duration, picture
-from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
+from rallypoint.cli.status_view import MEMBERS_SHOWN, picture
+from rallypoint.rendezvous.coordinator import (
+    ExclusionLine,
+    Member,
+    NoticeLine,
+    Report,
+    RoundLine,
+    RunningTimer,
+)
 from rallypoint.rendezvous.status import SCHEMA, RunLine, ServerStatus, Status, run_status
 
 LOST = "gpu-03 pid 3 was lost: its connection was cut and did not come back"
@@ -88,12 +94,26 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]x[/red]" in text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""), (0.04, "0.0 s"), (9.9, "9.9 s"), (10, "10 s"), (61, "1 min 1 s"),
-        (120, "2 min"), (3700, "1 h 1 min"), (90_000, "1 d 1 h"), (86_400, "1 d"),
-    ],
-)  # fmt: skip
-def test_durations_are_in_words(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+def test_who_will_leave_and_who_is_kept_out_are_shown_with_how_long() -> None:
+    report = Report(
+        "digits", "sealed", 1, 2, "at work", settings=a_settings(2, 4, max_restarts=5), restarts=3,
+        failing=2,
+        notices=(
+            NoticeLine("a", "gpu-01 pid 1", "spot machine", "gpu-01 pid 1", 30.0, 25.0),
+            NoticeLine("b", "gpu-02 pid 2", "maintenance", "alice"),
+        ),
+        exclusions=(
+            ExclusionLine("slot", "pod-3", "bad memory", "alice", "noon", 7200.0, 3600.0),
+            ExclusionLine("node", "gpu-04", "disk full", "bob", seconds=60.0),
+            ExclusionLine("address", "10.0.0.9", "it flaps", "carol"),
+            ExclusionLine("slot", "pod-9", "one too many to be shown", "carol"),
+        ),
+    )  # fmt: skip
+    text = shown(report)
+    assert "restarts 3 of 5, 2 in a row" in text
+    assert "leaves   gpu-01 pid 1 will leave: spot machine, in 25 s\n" in text
+    assert "leaves   gpu-02 pid 2 will leave: maintenance (by alice)" in text
+    assert "kept out slot pod-3, 1 h more: bad memory (by alice)" in text
+    assert "kept out node gpu-04, for 1 min: disk full (by bob)" in text
+    assert "kept out address 10.0.0.9, until admitted: it flaps (by carol)" in text
+    assert "pod-9" not in text

@@ -78,7 +78,7 @@ def test_variables_for_another_launcher_give_way() -> None:
     assert rows["backend"][:2] == ["core", "kubernetes"]
     assert rows["endpoint"][:2] == ["digits-0.digits:29500", "kubernetes"]
     assert rows["nnodes"][0] == "2"
-    assert explain(env={**KUBEFLOW, "RALLYPOINT_NODE_RANK": "5"})["node_rank"][0] == "5"
+    assert explain(env={**KUBEFLOW, "RALLYPOINT_NODE_RANK": "0"})["node_rank"][0] == "0"
 
 
 def test_an_endpoint_is_said_only_where_it_is_an_address() -> None:
@@ -112,3 +112,12 @@ def test_a_reader_that_says_no_option_is_an_error(monkeypatch: pytest.MonkeyPatc
     result = CliRunner().invoke(main, ["run", "--no-python", "true"])
     assert result.exit_code == 2
     assert "'lsf' says 'colour', which is no option" in result.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--standalone"]])
+def test_a_typing_error_is_refused_with_the_nearest(more: list[str]) -> None:
+    argv = ["run", "--environment=slrum", *more, "--no-python", "true"]
+    result = CliRunner().invoke(main, argv)
+    assert result.exit_code == 2
+    assert "--environment slrum: unknown" in result.stderr
+    assert "did you mean slurm?" in result.stderr

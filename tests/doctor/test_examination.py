@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import make_certificates
+from tests.server.in_turn import InTurn
 from tests.web.crowd import Crowd
 from tests.web.serving import served
 
-from rallypoint.doctor.examination import Question, cause, examine, in_short, worst
+from rallypoint.doctor.examination import (
+    Question,
+    cause,
+    examine,
+    examine_all,
+    in_short,
+    worst,
+)
 from rallypoint.doctor.findings import Finding, Place, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.rendezvous.core.state import Settings
@@ -24,6 +32,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.store import protocol as p
 from rallypoint.store.connect import AddressInfo
+from rallypoint.testing.memory_engine import MemoryEngine
 
 pytestmark = pytest.mark.integration
 LOOPBACK = "127.0.0.1"
@@ -235,10 +244,35 @@ def test_nothing_is_wrong_with_a_run_at_work() -> None:
 
 def test_in_short_is_one_line_or_none() -> None:
     with hosted() as server:
-        assert in_short(Question(LOOPBACK, server.port, "job"), SECONDS) == ""
-        line = in_short(Question(LOOPBACK, server.port, "job", nodes=3), SECONDS)
+        assert in_short([Question(LOOPBACK, server.port, "job")], SECONDS) == ""
+        line = in_short([Question(LOOPBACK, server.port, "job", nodes=3)], SECONDS)
         assert line.startswith("doctor: whose: the endpoint is loopback")
         assert "\n" not in line
+
+
+def test_of_several_servers_one_that_can_be_used_is_enough() -> None:
+    dead = free_port(LOOPBACK)
+    with hosted() as server:
+        questions = Question.each(f"{LOOPBACK}:{dead},{LOOPBACK}:{server.port}", "", b"", 0)
+        steps = list(examine_all(questions, Probe(SECONDS)))
+        assert worst(steps) is Verdict.WARN
+        refused = next(step for step in steps if step.verdict is Verdict.WARN)
+        assert refused.text.startswith(f"{LOOPBACK}:{dead}: ")
+        assert in_short(questions, SECONDS).startswith("doctor: ")
+    assert worst(list(examine_all(questions, Probe(SECONDS)))) is Verdict.FAIL
+
+
+def test_a_server_that_stands_by_says_for_whom() -> None:
+    engine = MemoryEngine()
+    first = InTurn(engine, "a")
+    first.leads()
+    second = InTurn(engine, "b")
+    second.stands_by()
+    steps = {step.step: step for step in examine(Question.each(second.where)[0], Probe(5.0))}
+    assert steps["answer"].verdict is Verdict.OK
+    assert steps["answer"].text.endswith(f"it stands by for {first.where}")
+    for server in (second, first):
+        assert server.stop() is None
 
 
 def test_looking_leaves_nothing_behind() -> None:

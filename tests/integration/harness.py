@@ -137,9 +137,20 @@ class Process:
         assert found, f"no line with {pattern!r} in {limit:g} s\n{self.shown()}"
         return found[0]
 
+    def expect_error(self, pattern: str, times: int = 1, limit: float = LIMIT_SECONDS) -> None:
+        """Wait until so many lines of stderr have the pattern."""
+
+        def look() -> bool:
+            found = [line for line in self.err.lines if re.search(pattern, line.text)]
+            return len(found) >= times or self.err.ended
+
+        with self._changed:
+            seen = self._changed.wait_for(look, limit) and not self.err.ended
+        assert seen, f"not {times} errors with {pattern!r} in {limit:g} s\n{self.shown()}"
+
     def round(self, size: int, after: Line | None = None, limit: float = LIMIT_SECONDS) -> Line:
         """Wait until the agent says that it has a seat in a round of `size` nodes."""
-        return self.expect(rf"^rallypoint: round \d+: rank \d+ of {size} nodes", after, limit)
+        return self.expect(rf"^rallypoint: round \d+: rank \d+ of {size} nodes? ", after, limit)
 
     def wait(self, limit: float = LIMIT_SECONDS) -> int:
         """Wait for its exit and the end of its output; return the exit code."""
@@ -342,7 +353,11 @@ class Proxy:
             while True:
                 near, _ = self._listener.accept()
                 self._flows.wait()
-                far = socket.create_connection(self._target, LIMIT_SECONDS)
+                try:
+                    far = socket.create_connection(self._target, LIMIT_SECONDS)
+                except OSError:  # nobody is there
+                    near.close()
+                    continue
                 far.settimeout(None)
                 self._sockets += [near, far]
                 self._start(lambda a=near, b=far: self._pump(a, b))  # type: ignore[misc]
@@ -367,6 +382,12 @@ class Proxy:
     def mend(self) -> None:
         """Put the cable back."""
         self._flows.set()
+
+    def reset(self) -> None:
+        """End all connections; new ones can be made."""
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End it."""

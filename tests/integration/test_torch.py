@@ -6,6 +6,7 @@ interpreter (this one, if it has torch itself). Selected by `-m torch` only, as 
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,3 +74,39 @@ def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
     trained(f"{first.out.text}\n{another.out.text}", 2, epochs)
     assert "rallypoint:" not in first.err.text  # its worker's words alone
     assert another.err.text == ""
+
+
+@pytest.mark.cases("C1", "G4")
+@pytest.mark.timeout(3 * LIMIT_SECONDS)
+def test_one_of_two_agents_is_asked_to_go_and_no_step_is_lost(fleet: Fleet) -> None:
+    epochs = 200
+    options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]
+    options += ["--admit=checkpoint"]
+    agents = [ddp(fleet, f"node{i}", *options, epochs=epochs) for i in range(2)]
+    seats = [agent.round(2) for agent in agents]
+    leader = next(i for i, seat in enumerate(seats) if "rank 0" in seat.text)
+    agents[leader].expect("world size 2  epoch", limit=LIMIT_SECONDS)
+    goes, stays = agents[leader], agents[1 - leader]
+    goes.send(signal.SIGTERM)
+    assert goes.wait() == 128 + signal.SIGTERM
+    assert goes.err.text == ""
+    one = stays.round(1, seats[1 - leader])
+    (step,) = re.findall(r"all workers have saved at step (\d+)", one_line(stays, "left: "))
+    stays.expect(rf"world size 1  goes on after step {step}$", one, LIMIT_SECONDS)
+    another = ddp(fleet, "another", *options, epochs=epochs)
+    another.round(2, limit=LIMIT_SECONDS)
+    two = stays.round(2, one)
+    (step,) = re.findall(r"all workers have saved at step (\d+)", one_line(stays, "1 node waits; "))
+    stays.expect(rf"world size 2  goes on after step {step}$", two, LIMIT_SECONDS)
+    for agent in (stays, another):
+        agent.finished(LIMIT_SECONDS)
+    trained(stays.out.text, 2, epochs)
+    fleet.all_gone()
+
+
+def one_line(agent: Process, what: str) -> str:
+    """Return the line that says why the agent joined again."""
+    (line,) = (
+        e.text for e in agent.out.lines if "joining the next round: " in e.text and what in e.text
+    )
+    return line

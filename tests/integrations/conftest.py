@@ -12,7 +12,11 @@ PACKAGES = {
     "jax": ["test_train_jax.py"],
     "kubernetes_validate": ["test_manifests.py"],
     "tensorplay": ["tensorplay/test_handler.py", "tensorplay/test_store.py"],
-    "torch": ["torchrun/test_handler.py", "torchrun/test_store.py"],
+    "torch": [
+        "torchrun/test_handler.py",
+        "torchrun/test_local_agent.py",
+        "torchrun/test_store.py",
+    ],
 }
 SCHEDULERS = ["schedulers/test_mpi.py", "schedulers/test_slurm.py"]
 

@@ -6,6 +6,7 @@ from rallypoint.integrations.agent_round import AgentKeys, AgentRound
 from rallypoint.rendezvous import DynamicRendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.coordinator import Report, View
 from rallypoint.rendezvous.core.events import Assignment, RoundOpened, RunClosed
+from rallypoint.rendezvous.core.state import Verdict
 from rallypoint.store.memory import MemoryStore
 
 KEYS = AgentKeys("role/", "ranks/", "exit/", "/count")
@@ -40,7 +41,7 @@ class FakeHandler:
         self.told = View(opened=RoundOpened(1, 2, f"{who} was lost"))
 
     def close(self) -> None:
-        closed = RunClosed(1, 1, "node7", "now", "its workers failed", finished=False)
+        closed = RunClosed(1, 1, "node7", "now", "its workers failed", Verdict.BUDGET)
         self.told = View(closed=closed)
 
 

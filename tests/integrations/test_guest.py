@@ -87,6 +87,15 @@ def test_their_parameters_are_ours(monkeypatch: pytest.MonkeyPatch, server: Embe
     assert hosted == [params.endpoint]
 
 
+def test_a_setting_that_nothing_reads_is_told_of(
+    server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = theirs(server, is_host="false", last_cal="5", timeout="9")
+    core_parameters(params, params.config, without=("timeout",))
+    (record,) = caplog.records
+    assert "--rdzv-conf last_cal: rallypoint has no such setting" in record.getMessage()
+
+
 def test_is_host_must_be_of_this_machine(server: EmbeddedServer) -> None:
     params = theirs(server, is_host="true")
     params.endpoint = "192.0.2.1:29400"
@@ -120,7 +129,7 @@ def test_who_came_to_the_exit_barrier_is_done(server: EmbeddedServer) -> None:
     agent_round.add("exit/count", 1)
     assert guest.shutdown()
     assert guest.shutdown(), "again: nothing happens"
-    assert "all 1 nodes of round 1 finished" in closed_for(server)
+    assert "the only node of round 1 finished" in closed_for(server)
 
 
 def closed_for(server: EmbeddedServer) -> str:
@@ -190,3 +199,12 @@ def test_a_closed_run_is_waiting_for_who_only_polls(server: EmbeddedServer) -> N
         guest.join()
     guest.shutdown()
     other.shutdown()
+
+
+def test_nobody_hosts_one_of_a_list() -> None:
+    source = SimpleNamespace(
+        endpoint="127.0.0.1:1,127.0.0.1:2", run_id="job", min_nodes=1, max_nodes=1, local_addr=None
+    )
+    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+        core_parameters(source, {"is_host": "1"})
+    assert core_parameters(source, {}).endpoint == source.endpoint

@@ -70,3 +70,11 @@ def test_kubeflow(index: str) -> None:
 
 def test_elsewhere_it_says_nothing() -> None:
     assert read({"HOSTNAME": "laptop", "POD_IP": "10.0.0.1"}) is None
+
+
+def test_what_the_variables_do_not_say_is_left_out() -> None:
+    assert read({"LWS_LEADER_ADDRESS": "digits-0.digits"}) == {
+        "endpoint": "digits-0.digits:29400",
+        "run_id": "digits-0",
+    }
+    assert read({"JOB_COMPLETION_INDEX": "1"}) == {"node_rank": 1, "slot": "/1"}

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from tests.integrations import jobset
 
 from rallypoint.integrations import kubernetes
 
@@ -25,7 +27,7 @@ def resources(name: str) -> list[dict[str, Any]]:
 
 
 def job_within(job_set: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the Jobs that a JobSet makes: its own fields have no schema here."""
+    """Yield the Jobs that a JobSet makes."""
     for job in job_set["spec"]["replicatedJobs"]:
         name = f"{job_set['metadata']['name']}-{job['name']}-0"
         spec = job["template"]["spec"]
@@ -37,9 +39,33 @@ def test_a_manifest_is_what_kubernetes_takes(name: str) -> None:
     found = resources(name)
     assert found
     for resource in found:
-        jobs = [resource] if resource["kind"] != "JobSet" else list(job_within(resource))
+        jobs = [resource]
+        if resource["kind"] == "JobSet":
+            jsonschema.validate(resource, jobset.SCHEMA)
+            jobs = list(job_within(resource))
         for job in jobs:
             kubernetes_validate.validate(job, VERSION, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "network", "enableDnsHostnames"), True),  # misspelt
+        (("spec", "failurePolicy", "maxRestarts"), "3"),
+        (("spec", "failurePolicy", "restartStrategy"), "Never"),
+        (("spec", "replicatedJobs"), []),
+        (("spec", "successPolicy"), {"targetReplicatedJobs": ["node"]}),
+        (("apiVersion",), "jobset.x-k8s.io/v1"),
+    ],
+)
+def test_a_wrong_job_set_is_found(path: tuple[str, ...], value: Any) -> None:
+    (found,) = resources("jobset.yaml")
+    place = found
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, jobset.SCHEMA)
 
 
 def variables(job: dict[str, Any], index: int, hostname: str) -> dict[str, str]:

@@ -1,30 +1,26 @@
 import pytest
 from tests.rendezvous.core.builders import a_failure, a_node, a_settings
 
-from rallypoint.rendezvous.chronicle import (
-    ROUNDS_KEPT,
-    SEATS_KEPT,
-    Chronicle,
-    Noted,
-    brief_report,
-    report_of,
-)
-from rallypoint.rendezvous.core.advance import advance, timer_seconds, timers
+from rallypoint.rendezvous.chronicle import ROUNDS_KEPT, SEATS_KEPT, Chronicle, Noted
+from rallypoint.rendezvous.core.advance import advance
 from rallypoint.rendezvous.core.events import (
     Cause,
     Close,
     Disconnected,
     Event,
+    Exclude,
     Fail,
     Finish,
     Join,
-    LastCallOver,
     Leave,
     Lost,
+    Notify,
     Reconnected,
     RejoinOver,
 )
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Settings, State
+from rallypoint.rendezvous.reporting import report_of
 
 
 class Watched:
@@ -120,34 +116,6 @@ def test_places_are_told_since_when() -> None:
     assert report.since_seconds == 13
 
 
-def test_timers_are_told_with_what_is_left() -> None:
-    run = Watched(a_settings(1, 3, last_call_seconds=30, grace_seconds=2))
-    run.do(run.join("n1"))
-    (timer,) = timers(run.state)
-    left = timer_seconds(run.state, timer) - 10
-    report = report_of(run.state, "here", run.seen, run.now, timers=[(timer, left)])
-    assert [(t.setting, t.remaining_seconds) for t in report.timers] == [("last_call", 20)]
-    run.do(LastCallOver(1, 1, timer.call) if isinstance(timer, LastCallOver) else timer)
-    run.do(Disconnected("n1"))
-    report = report_of(run.state, "here", run.seen, run.now + 0.5)
-    (grace,) = report.timers
-    assert (grace.name, grace.setting) == ("n1 pid 1 may come back", "disconnect_grace")
-    assert grace.remaining_seconds == 1.5
-    run.do(Reconnected("n1"))
-    assert report_of(run.state, "here", run.seen, run.now).timers == ()
-
-
-def test_without_a_chronicle_no_times_are_told() -> None:
-    run = Watched()
-    run.seal()
-    report = report_of(run.state, "a file")
-    assert report.since_seconds is None
-    assert {member.since_seconds for member in report.members} == {None}
-    (line,) = report.rounds  # what the state itself tells
-    assert (line.number, line.size, line.opened_seconds, line.sealed_seconds) == (1, 2, None, None)
-    assert line.sealed_because == "2 of the 2 nodes wanted have come"
-
-
 def test_what_is_remembered_is_bounded() -> None:
     run = Watched(a_settings(1, 1))
     run.do(run.join("n1"))
@@ -163,18 +131,6 @@ def test_what_is_remembered_is_bounded() -> None:
     assert [len(line.nodes) for line in lines] == [0, 0, 2000, 2000]
     assert sum(len(line.nodes) for line in lines) <= SEATS_KEPT
     assert [line.size for line in lines] == [2000] * 4
-
-
-def test_a_brief_report_does_not_grow_with_the_run() -> None:
-    run = Watched(a_settings(1, 5000))
-    names = [f"n{i}" for i in range(5000)]
-    run.do(*(run.join(name) for name in names))
-    run.do(Leave("n0"))
-    report = brief_report(run.state, "here")
-    assert (report.members, report.rounds) == ((), ())
-    assert len(report.missing) == 17
-    assert report.missing[-1] == "4983 more"
-    assert "waiting for n1 pid 1" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -195,3 +151,92 @@ def test_a_round_that_is_opened_and_sealed_in_one_step_has_its_reason(
     assert noted.sealed is not None
     first, second = run.seen.lines(run.now)
     assert (first.ended_because, second.opened_because) == (why, why)
+
+
+def test_who_will_leave_is_told_with_how_long_it_still_has() -> None:
+    run = Watched()
+    run.seal()
+    run.do(Notify("n2", "spot machine", seconds=25.0), after=1)
+    run.do(Notify("n2", "spot machine", seconds=3.0), after=1)  # said again: it runs since before
+    run.do(Notify("n1", "maintenance", "alice"))
+    (two, one) = report_of(run.state, "here", run.seen, run.now + 9).notices
+    assert (two.id, two.node, two.why, two.by) == ("n2", "n2 pid 2", "spot machine", "n2 pid 2")
+    assert (two.seconds, two.remaining_seconds) == (25.0, 15.0)
+    assert (one.by, one.seconds, one.remaining_seconds) == ("alice", None, None)
+    (two, _one) = report_of(run.state, "here", run.seen, run.now + 99).notices
+    assert two.remaining_seconds == 0.0
+    (two, _one) = report_of(run.state, "here").notices  # one look knows no times
+    assert two.remaining_seconds is None
+    run.do(Leave("n2"))
+    assert report_of(run.state, "here", run.seen, run.now).notices == ()
+
+
+def test_one_that_is_excluded_is_among_those_whose_going_ended_the_round() -> None:
+    run = Watched(a_settings(1, 2))
+    run.seal()
+    run.do(Exclude(Aspect.NODE, "n2", "bad memory", "alice"))
+    assert run.seen.rounds[0].lost == ["n2 pid 2"]
+    run.do(Exclude(Aspect.NODE, "n9", "", "alice"))
+    assert run.seen.rounds[-1].lost == []
+
+
+def test_a_round_that_nobody_asked_for_has_no_reason() -> None:
+    run = Watched(a_settings(1, 1))
+    run.do(run.join("n1"))
+    run.do(Exclude(Aspect.NODE, "n9", "", "alice"), Leave("n1"), run.join("n2"))
+    assert run.seen.rounds[0].ended_because == "n1 pid 1 left"
+
+
+def test_a_round_that_an_exclusion_opened_and_a_join_sealed_at_once_says_why() -> None:
+    run = Watched(a_settings(1, 2))
+    run.seal()
+    run.do(Exclude(Aspect.NODE, "n2", "bad memory", "alice"), run.join("n1", 1, 1))
+    assert run.seen.rounds[0].ended_because == "n2 pid 2 was excluded by alice: bad memory"
+    run.do(Exclude(Aspect.NODE, "n9", "", "alice"), run.join("n1", 1, 2))
+    assert run.seen.rounds[1].ended_because == "n1 pid 1 asked for a new round"
+
+
+def test_what_is_remembered_of_nodes_is_bounded() -> None:
+    run = Watched(a_settings(1, 1))
+    for number in range(600):
+        run.do(run.join(f"m{number}"), Disconnected(f"m{number}"))
+        run.do(Leave(f"m{number}"))
+    assert len(run.seen._since) <= 300
+    assert len(run.seen.cut_seconds(run.now)) <= 300
+
+
+def test_what_changes_nothing_is_remembered_as_nothing() -> None:
+    run = Watched()
+    run.do(run.join("n1"))
+    run.do(run.join("n1"), after=5)  # said again
+    assert run.seen.place_seconds("n1", "candidate", run.now) == 5
+    run.do(run.join("n2"))
+    assert run.do(RejoinOver(1, 1)) == Noted()
+
+
+def test_a_cut_connection_is_a_wait_until_it_is_back() -> None:
+    run = Watched()
+    run.seal()
+    run.do(Disconnected("n1"), Disconnected("n2"))
+    report = report_of(run.state, "here", run.seen, run.now)
+    assert [timer.name for timer in report.timers] == [
+        "n1 pid 1 may come back",
+        "n2 pid 2 may come back",
+    ]
+    run.do(Leave("n1"), Leave("n9"))
+    report = report_of(run.state, "here", run.seen, run.now)
+    assert [timer.name for timer in report.timers] == ["n2 pid 2 may come back"]
+
+
+def test_a_run_that_nobody_has_opened_has_been_through_nothing() -> None:
+    run = Watched()
+    assert run.do(Exclude(Aspect.SLOT, "a", "", "alice")) == Noted()
+    assert (list(run.seen.rounds), run.seen.phase_at) == ([], None)
+
+
+def test_a_connection_that_is_back_is_cut_no_more() -> None:
+    run = Watched()
+    run.seal()
+    run.do(Disconnected("n1"))
+    run.do(Reconnected("n1"))
+    assert run.seen.cut_seconds(run.now) == {}

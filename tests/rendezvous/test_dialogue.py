@@ -7,12 +7,12 @@ from rallypoint.rendezvous.core.events import (
     Refused,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Node, Settings
+from rallypoint.rendezvous.core.state import Node, Settings, Verdict
 from rallypoint.store import protocol as p
 
 NODE, SETTINGS = Node("a", "host"), Settings(1, 2)
 SEAT = Assignment(2, 7, 0, 1, 0, 1, 0, 1, "host", 1, 0, "why")
-CLOSED = RunClosed(2, 7, "x", "", "y", False)
+CLOSED = RunClosed(2, 7, "x", "", "y", Verdict.CLOSED)
 FENCED = Refused(Refusal.FENCED, "lost")
 
 
@@ -64,8 +64,27 @@ def test_what_goes_first_on_a_new_connection() -> None:
 def test_beats_silence_and_pauses() -> None:
     assert dialogue.beat_seconds(3.0) == 1.0
     assert dialogue.beat_seconds(600.0) == dialogue.LONGEST_BEAT_SECONDS
+    assert dialogue.silence_seconds(15.0, several=False) == 15.0
+    assert dialogue.silence_seconds(15.0, several=True) == 5.0
+    assert dialogue.beat_seconds(600.0, several=True) == 3.0
+    assert dialogue.silence_seconds(3.0, several=True) == 3.0
     assert dialogue.is_gone(3.1, 0.0, 3.0)
     assert not dialogue.is_gone(3.0, 0.0, 3.0)
     assert not dialogue.is_gone(9.0, 5.0, 3.0), "who was held up has not listened"
     assert dialogue.next_pause(0.05) == 0.1
     assert dialogue.next_pause(1.5) == dialogue.LONGEST_PAUSE_SECONDS
+
+
+def test_an_absence_is_a_lease_a_beat_an_attempt_and_a_pause() -> None:
+    assert dialogue.absence_seconds(15.0) == 15.0 + 5.0 + 5.0 + 3.0
+    assert dialogue.absence_seconds(3.0) == 3.0 + 1.0 + 5.0 + 3.0
+
+
+def test_pauses_grow_and_are_shorter_where_another_server_will_lead() -> None:
+    pause, pauses = dialogue.FIRST_PAUSE_SECONDS, []
+    for _ in range(8):
+        pause = dialogue.next_pause(pause)
+        pauses.append(pause)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == dialogue.LONGEST_PAUSE_SECONDS
+    assert dialogue.next_pause(pause, standby=True) == dialogue.STANDBY_PAUSE_SECONDS

@@ -17,7 +17,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
-from rallypoint.rendezvous.coordinator import Coordinator, Member, Report, View, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, Member, Order, Report, View, Watcher
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Refusal,
@@ -25,7 +25,7 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.rendezvous.core.state import Failure, Node, Settings, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.settings import RendezvousSettings
@@ -34,7 +34,7 @@ from rallypoint.store.memory import MemoryStore
 
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
 OPENED = RoundOpened(1, 2, "host9 was lost", ("host9",))
-CLOSED = RunClosed(1, 1, "someone", "", "enough", False)
+CLOSED = RunClosed(1, 1, "someone", "", "enough", Verdict.CLOSED)
 
 
 class FakeCoordinator(Coordinator):
@@ -80,6 +80,12 @@ class FakeCoordinator(Coordinator):
 
     def close(self, why: str, deadline: Deadline) -> None:
         self._call("close", why, deadline)
+
+    def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
+        self._call("notice", (why, seconds), deadline)
+
+    def order(self, event: Order, deadline: Deadline) -> None:
+        raise AssertionError("the handler gives no orders")
 
     def heartbeat(self) -> None:
         raise AssertionError("the handler does not beat")
@@ -230,12 +236,38 @@ def test_a_member_that_hears_of_its_fencing_only_now() -> None:
         handler.next_rendezvous()
 
 
-def test_a_newcomer_that_is_fenced_gives_in() -> None:
+def test_a_newcomer_with_a_slot_that_is_fenced_gives_in() -> None:
     coordinator = FencedAtTheDoor(RendezvousStateError("replaced"))
-    handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2))
+    handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2), slot="pod-1")
     with pytest.raises(RendezvousStateError, match="replaced"):
         handler.next_rendezvous()
     assert len(coordinator.joins) == 1
+
+
+def test_a_newcomer_that_was_silent_for_too_long_comes_as_another() -> None:
+    coordinator = FencedAtTheDoor(RendezvousStateError("its lease lapsed"))
+    handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2))
+    handler.next_rendezvous()
+    assert len({join[0].id for join in coordinator.joins}) == 2
+
+
+def test_an_excluded_node_keeps_its_id_and_is_not_tried_again() -> None:
+    handler, coordinator = make(None, RendezvousStateError("excluded by alice"))
+    handler.next_rendezvous()
+    coordinator.tell(fenced=Refused(Refusal.EXCLUDED, "by alice"))
+    with pytest.raises(RendezvousStateError, match="excluded by alice"):
+        handler.next_rendezvous()
+    assert len(coordinator.joins) == 2
+    handler.next_rendezvous()  # it was admitted
+    assert len({join[0].id for join in coordinator.joins}) == 1
+
+
+@pytest.mark.parametrize("left", [25.0, timedelta(seconds=25), None])
+def test_a_notice_is_given_in_seconds(left: float | timedelta | None) -> None:
+    handler, coordinator = make()
+    handler.notice("spot machine", left)
+    (call,) = coordinator.calls
+    assert call[:2] == ("notice", ("spot machine", None if left is None else 25.0))
 
 
 def test_another_refusal_is_not_tried_again() -> None:

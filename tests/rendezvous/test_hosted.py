@@ -1,5 +1,6 @@
 """Handlers over a server: joining, refusals, closing, leaving, outages, hosting."""
 
+import datetime
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.events import Admit, Exclude, Refusal
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import Failure, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.hosted import create_handler, host_if_ours
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -281,3 +285,113 @@ def test_who_is_not_the_host_needs_no_leave_to_be(port: int) -> None:
     assert host_if_ours("127.0.0.1", port, b"", False, False) is None
     with pytest.raises(ParameterError, match="token"):
         host_if_ours("0.0.0.0", port, b"", False, None)
+
+
+# -- what operators, and machines that are taken away, have to say ----------------------------
+
+
+def out_of(handler: DynamicRendezvousHandler, **more: Any) -> Exclude:
+    return Exclude(Aspect.NODE, handler.node_id, "bad memory", "alice", **more)
+
+
+def test_a_notice_is_told_to_all_of_the_round(server: EmbeddedServer, make: Make) -> None:
+    one, two = make(server.port, 2, 2), make(server.port, 2, 2)
+    with pytest.raises(RendezvousStateError, match="has not joined"):
+        one.notice("spot machine")
+    together(one, two)
+    one.notice("spot machine", datetime.timedelta(seconds=25))
+    for handler in (one, two):
+        (notice,) = until(handler, lambda view: bool(view.notices)).notices
+        assert (notice.node, notice.why, notice.seconds) == (one.node_id, "spot machine", 25.0)
+    assert two.report().notices[0].remaining_seconds is not None
+    one.leave("spot machine")
+    assert until(two, lambda view: view.opened is not None).notices == ()
+
+
+def test_h1_a_node_that_is_excluded_comes_back_once_it_is_admitted(
+    server: EmbeddedServer, make: Make
+) -> None:
+    one, two = make(server.port, 1, 2), make(server.port, 1, 2)
+    together(one, two)
+    admin = make(server.port)._coordinator
+    admin.order(out_of(two), Deadline(10))
+    shut_out = until(two, lambda view: view.fenced is not None).fenced
+    assert shut_out is not None
+    assert shut_out.refusal is Refusal.EXCLUDED
+    opened = until(one, lambda view: view.opened is not None).opened
+    assert opened is not None
+    assert opened.why.endswith("was excluded by alice: bad memory")
+    assert one.next_rendezvous().world_size == 1
+    name = two.node_id
+    with pytest.raises(RendezvousStateError, match="was excluded by alice at "):
+        two.next_rendezvous()
+    admin.order(Admit(Aspect.NODE, two.node_id, "alice"), Deadline(10))
+    again = in_thread(two.next_rendezvous)
+    until(one, lambda view: view.waiting == 1)
+    assert one.next_rendezvous().world_size == 2
+    assert again.result(20).world_size == 2
+    assert two.node_id == name  # it was not fenced
+
+
+def test_h1_an_exclusion_by_time_ends_by_itself(server: EmbeddedServer, make: Make) -> None:
+    one, two = make(server.port, 1, 2), make(server.port, 1, 2)
+    together(one, two)
+    one._coordinator.order(out_of(two, seconds=0.3), Deadline(10))
+    deadline = Deadline(20)
+    while one.report().exclusions:
+        assert not deadline.expired()
+        time.sleep(0.05)
+    again = in_thread(two.next_rendezvous)
+    assert one.next_rendezvous().world_size == 2
+    assert again.result(20).world_size == 2
+
+
+def test_b1_all_are_told_how_many_rounds_have_failed_and_with_which_verdict_it_ends(
+    server: EmbeddedServer, make: Make
+) -> None:
+    one, two = (make(server.port, 2, 2, max_restarts=1) for _ in range(2))
+    together(one, two)
+    for count in (1, 2):
+        one.fail(Failure("n1", 0, 0, 1, message=f"error {count}"))
+        for handler in (one, two):
+            until(handler, lambda view: view.opened is not None)
+        asked = [in_thread(handler.next_rendezvous) for handler in (one, two)]
+        if count == 1:
+            seats = [future.result(20).assignment for future in asked]
+            assert [seat and seat.failing for seat in seats] == [1, 1]
+            continue
+        for future, handler in zip(asked, (one, two), strict=True):
+            with pytest.raises(RendezvousClosedError):
+                future.result(20)
+            closed = handler.view().closed
+            assert closed is not None
+            assert closed.verdict is Verdict.BUDGET
+            assert [f.message for f in closed.failures] == ["error 1", "error 2"]
+    late = make(server.port, 2, 2, max_restarts=1)
+    with pytest.raises(RendezvousClosedError):
+        late.next_rendezvous()
+    assert late.view().closed is not None
+    assert late.view().closed.verdict is Verdict.BUDGET  # type: ignore[union-attr] # just seen
+
+
+# -- several endpoints ------------------------------------------------------------------------
+
+
+def test_of_a_list_the_server_that_is_there_is_used_and_nobody_hosts(
+    server: EmbeddedServer, port: int
+) -> None:
+    endpoint = f"127.0.0.1:{port},127.0.0.1:{server.port}"
+    params = RendezvousParameters("core", endpoint, "run", 1, 1, config={"join": 20})
+    handler = create_handler(params)
+    info = handler.next_rendezvous()
+    info.store.set("key", b"value")
+    assert info.store.get("key", 20) == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    handler.shutdown()
+
+
+def test_of_a_list_nobody_can_be_made_to_host() -> None:
+    endpoint, config = "127.0.0.1:1,127.0.0.1:2", {"is_host": True}
+    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+        create_handler(RendezvousParameters("core", endpoint, "run", 1, 1, config=config))

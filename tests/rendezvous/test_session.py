@@ -43,7 +43,7 @@ def until(session: Session, ready: Callable[[View], bool]) -> View:
 
 
 def report(session: Session, limit: float = 20.0) -> wire.Answer | None:
-    return session.wait(session.ask(lambda number: wire.Inquire(number)), Deadline(limit))
+    return session.call(wire.Inquire, Deadline(limit))
 
 
 def seat(session: Session, lease: float = 15.0) -> View:

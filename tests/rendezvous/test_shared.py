@@ -21,7 +21,8 @@ from rallypoint.rendezvous.backends.file import FileRendezvousBackend
 from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.backends.store import StoreRendezvousBackend
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.core.events import Admit, Assignment, Exclude, Refusal
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Failure, Node
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
@@ -116,6 +117,30 @@ def test_a_silent_node_is_lost_and_the_others_go_on() -> None:
     assert fenced.view().fenced is not None
     with pytest.raises(RendezvousStateError, match="lease lapsed"):
         cluster.add("b")
+
+
+def test_rounds_that_follow_fast_upon_each_other_lose_nobody() -> None:
+    cluster = Cluster(2, 2, max_restarts=None)
+    cluster.add("a", "b")
+    for number in range(1, 31):  # one a second; a sign of life is due every three
+        for node in cluster.nodes.values():
+            node.step()
+        assert cluster.seats("a", "b") == [(number, 0, 2), (number, 1, 2)]
+        cluster.run(1)
+        failure = Failure(node="hosta", rank=0, local_rank=0, exit_code=1)
+        cluster.nodes["a"].fail(failure, Deadline(5))
+        cluster.add("a", "b")
+    assert [cluster.view(name).fenced for name in "ab"] == [None, None]
+
+
+def test_a_node_that_was_lost_before_it_knew_that_it_was_in_is_told_so() -> None:
+    cluster = Cluster(2, 3)
+    cluster.add("a", "b")
+    del cluster.nodes["b"]  # its join was stored, and the answer never came
+    cluster.run(12)
+    with pytest.raises(RendezvousStateError, match="lease lapsed"):
+        cluster.add("b")
+    assert cluster.view("b").fenced is not None
 
 
 @pytest.mark.cases("B5")
@@ -274,6 +299,62 @@ def test_a_round_that_was_missed_is_made_up_for() -> None:
     cluster.add("a", "b")
     cluster.nodes["a"].step()
     assert cluster.seats("a", "b") == [(2, 0, 2), (2, 1, 2)]
+
+
+def test_p1_a_notice_is_seen_by_all_who_work_with_the_node() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.run(1)
+    cluster.nodes["b"].notice("spot machine", 25.0, Deadline(1))
+    cluster.run(1)
+    for name in ("a", "b"):
+        (notice,) = cluster.view(name).notices
+        assert (notice.node, notice.why, notice.seconds) == ("b", "spot machine", 25.0)
+    cluster.nodes["b"].leave("spot machine", Deadline(1))
+    cluster.run(1)
+    assert cluster.view("a").notices == ()
+    with pytest.raises(RendezvousStateError, match="notice: this node has not joined"):
+        cluster.nodes["b"].notice("again", None, Deadline(1))
+
+
+def test_h1_a_node_is_kept_out_until_its_time_is_over() -> None:
+    cluster = Cluster(1, 3, last_call=1)
+    cluster.add("a", "b", "c")
+    cluster.run(1)
+    out = Exclude(Aspect.ADDRESS, "hostb", "bad memory", "alice", 30.0)
+    cluster.nodes["a"].order(out, Deadline(1))
+    cluster.run(0.5)
+    fenced = cluster.view("b").fenced
+    assert fenced is not None
+    assert fenced.refusal is Refusal.EXCLUDED
+    assert cluster.view("b").assignment is None
+    cluster.add("a", "c")
+    cluster.run(1)
+    assert cluster.seats("a", "c") == [(2, 0, 2), (2, 1, 2)]
+    with pytest.raises(RendezvousStateError, match="hostb was excluded by alice for 30 s: bad"):
+        cluster.add("b")
+    (line,) = cluster.nodes["c"].report(Deadline(1)).exclusions
+    assert (line.aspect, line.name, line.remaining_seconds) == ("address", "hostb", None)
+    cluster.run(31)
+    cluster.add("b")  # the same process, as a newcomer
+    cluster.run(1)
+    assert cluster.view("a").waiting == 1
+
+
+def test_h1_who_is_admitted_may_come_back_at_once() -> None:
+    cluster = Cluster(1, 2)
+    cluster.add("a", "b")
+    cluster.run(1)
+    cluster.nodes["a"].order(Exclude(Aspect.NODE, "b", "bad", "alice"), Deadline(1))
+    cluster.nodes["a"].order(Admit(Aspect.NODE, "b", "alice"), Deadline(1))
+    cluster.run(1)
+    fenced = cluster.view("b").fenced
+    assert fenced is not None  # it saw only that it is in no place any more
+    cluster.add("a")
+    cluster.run(1)
+    cluster.add("b")
+    cluster.run(1)
+    assert cluster.view("a").waiting == 1
 
 
 def test_report() -> None:

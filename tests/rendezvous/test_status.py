@@ -7,7 +7,14 @@ import pytest
 from tests.rendezvous.core.builders import a_failure, a_node, a_settings
 
 from rallypoint.rendezvous import status
-from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
+from rallypoint.rendezvous.coordinator import (
+    ExclusionLine,
+    Member,
+    NoticeLine,
+    Report,
+    RoundLine,
+    RunningTimer,
+)
 from rallypoint.rendezvous.core.state import Settings
 
 SHIPPED = files("rallypoint") / "schemas" / "status.v1.json"
@@ -32,14 +39,19 @@ def test_a_document_is_as_its_schema_says() -> None:
         (Member(a_node("n1", slot="s"), "participant", 0, True, 1.5, 0.25),),
         a_settings(max_restarts=3), 1, "here", 4.0, "n1",
         (RunningTimer("a wait", "last_call", 2.0),), (RoundLine(2, 7, 9.0, nodes=("n1",)),),
-        (a_failure(),), (("n8", "lost"),),
+        (a_failure(),), (("n8", "lost"),), 1,
+        (ExclusionLine("slot", "pod-3", "bad memory", "alice", "noon", 60.0, 42.0),),
+        (NoticeLine("id", "n1 pid 1", "spot machine", "alice", 25.0, 9.0),),
     )  # fmt: skip
     server = status.ServerStatus("h:1", "1", 1, 2, 3.0, 4.0, 5, 6, 7, 0.1, 0.2, 8, 9, 1, ())
     document = status.Status(status.SCHEMA, "here", server, (status.run_status(full),))
     shown = json.loads(msgspec.json.encode(document))
     jsonschema.validate(shown, json.loads(SHIPPED.read_text("utf-8")))
     (run,) = shown["runs"]
-    assert run["budget"] == {"used": 1, "allowed": 3}
+    assert run["budget"] == {"used": 1, "allowed": 3, "in_a_row": 1}
+    assert run["exclusions"][0]["remaining_seconds"] == 42.0
+    assert run["notices"][0]["node"] == "n1 pid 1"
+    assert run["settings"]["quarantine_time"] == 600.0
     assert run["members"][0]["slot"] == "s"
     assert run["shut_out"] == [{"id": "n8", "why": "lost"}]
     assert run["failures"][0]["exit_code"] == 1
@@ -87,3 +99,9 @@ def test_nobody_is_missing_once_it_is_decided(phase: str) -> None:
 
 def test_nobody_is_missing_from_a_run_that_nobody_has_opened() -> None:
     assert status.absent(report()) == ()
+
+
+def test_a_run_that_nobody_has_opened_has_no_settings() -> None:
+    assert (
+        status.run_status(Report("job", "gathering", 1, 1, "no node has joined")).settings is None
+    )

@@ -5,20 +5,33 @@ import pytest
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.advance import advance
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Cause,
     Close,
     Event,
+    Exclude,
     Finish,
     Join,
     LastCallOver,
     Leave,
     Lost,
+    NoticeGiven,
+    Notify,
     Parked,
+    Refusal,
+    Refused,
     RoundOpened,
     RunClosed,
     assignment,
 )
-from rallypoint.rendezvous.core.state import Node, Sealed, Settings, State
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import (
+    Member,
+    Node,
+    Sealed,
+    Settings,
+    State,
+)
 from rallypoint.rendezvous.told import run_closed, seat_of, view_of
 
 SETTINGS = Settings(min_nodes=1, max_nodes=3)
@@ -97,6 +110,14 @@ def test_a_loss_opens_the_round_and_says_who(skip: bool) -> None:
     assert (again.assignment.round, again.assignment.size) == (2, 2)
 
 
+def test_who_has_not_looked_before_does_not_know_who_was_lost() -> None:
+    run = Watched("a")
+    run.do(join("a"), join("b"), join("c"), Lost("b", Cause.LEASE), look=False)
+    opened = run.do().opened
+    assert opened is not None
+    assert (opened.round, opened.lost) == (2, ())
+
+
 def test_newcomers_are_parked() -> None:
     run = Watched("c")
     run.do(join("a"), join("b"), look=False)
@@ -128,6 +149,35 @@ def test_no_member_any_more() -> None:
     view = view_of(View(), State(run_id="run"), "a")
     assert view.fenced is not None
     assert "not a member" in view.fenced.why
+
+
+def test_excluded() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    view = run.do(Exclude(Aspect.NODE, "a", "bad memory", "alice"))
+    (told,) = (each for each in run.told if isinstance(each, Refused))
+    assert view == View(fenced=Refused(Refusal.EXCLUDED, told.why, 1, 2))
+    assert run.do(Admit(Aspect.NODE, "a", "alice")) == view  # what it was told stands
+
+
+def test_notices_are_seen_by_those_who_work_with_the_node() -> None:
+    run = Watched("a")
+    run.seal("a", "b")
+    view = run.do(Notify("b", "spot machine", seconds=25.0))
+    assert view.notices == tuple(each for each in run.told if isinstance(each, NoticeGiven))
+    assert [(n.node, n.why, n.seconds) for n in view.notices] == [("b", "spot machine", 25.0)]
+    assert run.do(Leave("b")).notices == ()
+    late = Watched("b")
+    late.do(join("a"), join("b"), look=False)
+    late.do(LastCallOver(1, 1, 1), Notify("a", "spot machine"), look=False)
+    assert [notice.node for notice in late.do().notices] == ["a"]
+
+
+def test_parked_without_settings_is_not_known_why() -> None:
+    state = State("run", spares={"a": Member(Node("a", "host"), 1)})
+    view = view_of(View(), state, "a")
+    assert view.parked is not None
+    assert view.parked.spare
 
 
 def test_closed() -> None:

@@ -6,11 +6,15 @@ import pytest
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Assignment,
     Close,
+    Exclude,
     Fail,
     Join,
     Leave,
+    NoticeGiven,
+    Notify,
     Parked,
     Refusal,
     Refused,
@@ -18,14 +22,23 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import (
+    Failure,
+    Node,
+    Settings,
+    Verdict,
+)
 from rallypoint.store import protocol as p
 
+FAILURE = Failure("n", 0, 0, 1)
 SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "10.0.0.1", 7, 0, "all came")
 OPENED = RoundOpened(1, 2, "b was lost", ("b",))
 PARKED = Parked(1, 2, False, "waits")
-CLOSED = RunClosed(1, 1, "a", "", "enough", False)
+CLOSED = RunClosed(1, 1, "a", "", "enough", Verdict.CLOSED)
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
+EXCLUDED = Refused(Refusal.EXCLUDED, "bad memory")
+NOTICE = NoticeGiven(1, 1, "b", "b", "spot machine", "alice", 25.0)
 WORKING = View(assignment=SEAT, waiting=2)
 
 
@@ -39,11 +52,31 @@ WORKING = View(assignment=SEAT, waiting=2)
         (CLOSED, View(assignment=SEAT, closed=CLOSED)),
         (FENCED, View(assignment=SEAT, fenced=FENCED)),
         (Refused(Refusal.STALE, "over"), WORKING),
+        (EXCLUDED, View(fenced=EXCLUDED)),
+        (NOTICE, View(assignment=SEAT, waiting=2, notices=(NOTICE,))),
     ],
 )
 def test_what_each_message_means(message: wire.Told, view: View | None) -> None:
     wanted = view or View(assignment=msgspec.structs.replace(SEAT, round=2))
     assert wire.told(WORKING, message) == wanted
+
+
+def test_a_run_that_is_closed_to_a_join_has_a_verdict() -> None:
+    for verdict, wanted in ((Verdict.BUDGET, Verdict.BUDGET), (None, Verdict.CLOSED)):
+        refused = Refused(Refusal.CLOSED, "over", 1, 2, (FAILURE,), verdict)
+        closed = RunClosed(1, 2, "", "", "over", wanted, (FAILURE,))
+        assert wire.told(WORKING, refused) == View(assignment=SEAT, closed=closed)
+
+
+def test_a_notice_stands_once_for_each_node_until_the_round_is_over() -> None:
+    again = msgspec.structs.replace(NOTICE, why="maintenance")
+    other = msgspec.structs.replace(NOTICE, node="c")
+    view = View(assignment=SEAT)
+    for message in (NOTICE, other, again):
+        view = wire.told(view, message)
+    assert view.notices == (other, again)
+    for end in (OPENED, FENCED, wire.Seated(SEAT), EXCLUDED):
+        assert wire.told(view, end).notices == ()
 
 
 def test_a_push_comes_out_as_it_went_in() -> None:
@@ -81,12 +114,37 @@ def test_events_that_will_do() -> None:
         ({"host": "h" * 1025}, "1024 characters"),
         ({"role": "a\x1b[31m"}, "control characters"),
         ({"node_rank": -1}, "node_rank=-1"),
+        ({"quarantine_failures": -1}, "quarantine_failures=-1"),
+        ({"steady_seconds": -1.0}, "steady_seconds=-1"),
         ({"local_world_size": 2**63 - 1}, "local_world_size="),
         ({"lease_seconds": 1e300}, "lease_seconds=1e+300"),
     ],
 )
 def test_events_that_will_not(changes: dict[str, object], words: str) -> None:
     assert words in wire.problem(join(**changes))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Notify("a", "why"), ""),
+        (Notify("a", "why", seconds=0.0), ""),
+        (Notify("a", "why", seconds=-1.0), "a notify with seconds=-1.0"),
+        (Exclude(Aspect.NODE, "a", "", "me", float("nan")), "an exclude with seconds=nan"),
+        (Exclude(Aspect.NODE, "a", "", "me", 60.0), ""),
+        (Exclude(Aspect.NODE, "a" * 1024, "", "me"), ""),
+        (Exclude(Aspect.NODE, "a" * 1025, "", "me"), "that cannot be shown"),
+        (Admit(Aspect.SLOT, "", "me"), "an exclusion without a name"),
+        (Exclude(Aspect.NODE, "a", "w" * 1025, "me"), "a text of more than 1024 characters"),
+        (Notify("a", "why", "m" * 1025), "a text of more than 1024 characters"),
+        (Notify("a", "w" * 1024, "m" * 1024), ""),
+        (Admit(Aspect.SLOT, "a\x1b[2J", "me"), "that cannot be shown"),
+        (Admit(Aspect.SLOT, "a", "me"), ""),
+    ],
+)
+def test_orders_that_will_do_or_not(event: wire.NodeEvent, words: str) -> None:
+    problem = wire.problem(event)
+    assert words in problem if words else problem == ""
 
 
 def test_control_characters_are_made_visible() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Close, Join, Leave
+from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import Node, NodeId, Settings
 from rallypoint.server.runs import RunHost
 
@@ -121,7 +121,7 @@ class Bench:
         self.host.ask(session, wire.Ask(0, event))
         return session
 
-    def ask(self, node: NodeId, number: int, event: Leave | Close) -> FakeSession:
+    def ask(self, node: NodeId, number: int, event: wire.NodeEvent) -> FakeSession:
         session = self.sessions[node]
         self.host.ask(session, wire.Ask(number, event))
         return session

@@ -4,8 +4,10 @@ import logging
 
 import pytest
 
-from rallypoint.rendezvous.core.events import Close
-from rallypoint.server.audit import recorded
+from rallypoint.rendezvous.coordinator import Order
+from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Leave, Notify
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.server.audit import deed, order, recorded
 
 
 def test_a_close_says_by_whom_and_when(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,3 +24,45 @@ def test_without_tokens_only_the_log_has_the_address(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "rallypoint.audit"):
         assert recorded(Close("me", "done"), "run", "", "10.0.0.1:7").by == "me"
     assert "no token, 10.0.0.1:7" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Exclude(Aspect.SLOT, "pod-3", "bad memory", "me"), "exclude 'slot pod-3' of run 'run'"),
+        (Admit(Aspect.NODE, "n7", "me"), "admit 'node n7' of run 'run' by 'me'"),
+    ],
+)
+def test_exclusions_are_recorded_with_their_time(
+    event: Exclude | Admit, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "rallypoint.audit"):
+        stored = recorded(event, "run", "token 00ff", "10.0.0.1:7")
+    assert stored.by == "me (token 00ff, 10.0.0.1:7)"
+    assert stored.at.endswith(" UTC")
+    assert words in caplog.text
+
+
+def test_a_notice_by_somebody_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rallypoint.audit"):
+        stored = recorded(Notify("n7", "spot machine", "me", 25.0), "run", "", "10.0.0.1:7")
+    assert stored == Notify("n7", "spot machine", "me", 25.0)
+    assert "notify 'n7' of run 'run' by 'me' (no token, 10.0.0.1:7): 'spot machine'" in caplog.text
+
+
+def test_orders_take_an_admin_what_a_node_says_of_itself_does_not() -> None:
+    orders: list[Order] = [
+        Close("me", "done"),
+        Exclude(Aspect.NODE, "n7", "", "me"),
+        Admit(Aspect.NODE, "n7", "me"),
+        Notify("n7", "why"),
+    ]
+    assert [order(event, "n8") for event in orders] == orders
+    assert order(Notify("n7", "why"), "n7") is None
+    assert order(Leave("n7"), "n7") is None
+    assert [deed(event) for event in orders] == [
+        "close",
+        "exclude a node from",
+        "admit a node to",
+        "give notice for a node of",
+    ]

@@ -101,6 +101,17 @@ def test_frames_may_come_in_any_pieces(server: EmbeddedServer) -> None:
     link.close()
 
 
+def test_bytes_are_counted_in_both_directions(server: EmbeddedServer) -> None:
+    sent, got = p.frame(hello()) + p.frame(p.Proof(b"")) + b"\xff" * 8, 0
+    with connect(server) as sock:
+        sock.sendall(sent)
+        while piece := sock.recv(65536):
+            got += len(piece)
+    assert got > 0
+    status = server.call(lambda s: s.status(), Deadline(5))
+    assert (status.bytes_in, status.bytes_out) == (len(sent), got)
+
+
 def test_a_frame_above_the_limit_is_refused_unread(serve: Callable[..., EmbeddedServer]) -> None:
     server = serve(frame_limit=1000)
     link = link_to(server)

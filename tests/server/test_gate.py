@@ -1,9 +1,10 @@
 """Who is let in, who is told that the server is busy, and how often a node may join."""
 
+import resource
 from typing import Any, cast
 
 from rallypoint.server.connection import Connection
-from rallypoint.server.gate import Allowance, Gate
+from rallypoint.server.gate import OWN_FILES, Allowance, Gate, raise_file_limit, stranger
 from rallypoint.server.options import Options
 from rallypoint.store import protocol as p
 from rallypoint.store.tls import TLS
@@ -32,6 +33,27 @@ def test_a_full_server_is_busy_and_may_be_tried_again() -> None:
     enter(gate(connections_limit=3), fake, others=3)
     assert fake.said[0][0] == p.GOODBYE_BUSY
     assert "3 connections" in fake.said[0][1]
+
+
+def test_no_more_come_in_than_there_are_open_files_for() -> None:
+    few, fakes = gate(connections_limit=100), [Fake() for _ in range(3)]
+    few.fit(10_000)
+    enter(few, fakes[0], others=99)
+    few.fit(OWN_FILES + 8)
+    enter(few, fakes[1], others=7)
+    enter(few, fakes[2], others=8)
+    assert [bool(fake.said) for fake in fakes] == [False, False, True]
+    assert f"8 connections (ulimit -n {OWN_FILES + 8})" in fakes[2].said[0][1]
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
+        assert raise_file_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_one_address_has_its_own_limit() -> None:
@@ -74,3 +96,12 @@ def test_with_tls_fewer_may_wait_since_each_takes_more() -> None:
     fakes = [Fake() for _ in range(3)]
     enter(gate(handshakes_limit=8, tls=TLS(cert="c")), *fakes)
     assert [bool(fake.said) for fake in fakes] == [True, False, False]
+
+
+def test_what_speaks_another_protocol_is_recognised_by_its_first_bytes() -> None:
+    web, tls = stranger(b"GET "), stranger(b"\x16\x03\x01\x02")
+    assert web is not None
+    assert tls is not None
+    assert web[1].startswith(b"HTTP/1.0 400")
+    assert "TLS" in tls[0]
+    assert stranger(b"SSH-") is None

@@ -9,8 +9,11 @@ from tests.server.fakes import SETTINGS, Bench, FakeSession
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import (
     Close,
+    Exclude,
     Finish,
     Leave,
+    NoticeGiven,
+    Notify,
     Parked,
     Refusal,
     Refused,
@@ -18,6 +21,7 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Gathering, Sealed
 
 
@@ -52,6 +56,15 @@ def test_events_of_one_turn_are_one_write() -> None:
     bench.loop.turn()
     assert bench.host.writes == 1
     assert all(isinstance(s.take()[0], wire.Seated) for s in bench.sessions.values())
+
+
+def test_who_asks_for_a_round_is_told_of_it_by_its_seat_alone() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.join("a", 1, 1)
+    bench.loop.turn()
+    assert bench.sessions["a"].take() == []
+    assert told(bench.sessions["b"], RoundOpened).round == 2
 
 
 def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
@@ -189,6 +202,44 @@ def test_a_resume_is_told_how_many_wait() -> None:
     session = bench.connect("b")
     bench.host.resume(session, wire.Resume("b", 1, 1))
     assert told(session, WaitingChanged).count == 1
+
+
+def test_a_resume_is_told_of_the_notices_that_stand() -> None:
+    bench = Bench()
+    bench.seal("a", "b")
+    bench.host.disconnected(bench.sessions["b"])
+    bench.ask("a", 3, Notify("a", "spot machine", seconds=25.0))
+    bench.loop.turn()
+    assert told(bench.sessions["a"], NoticeGiven).seconds == 25.0
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    assert told(session, NoticeGiven).why == "spot machine"
+    bench.loop.advance(5)
+    (notice,) = bench.host.report().notices
+    assert (notice.node, notice.remaining_seconds) == ("a (10.0.0.1) id a", 20.0)
+
+
+def test_h1_a_node_that_was_put_out_while_it_was_away_is_told_so() -> None:
+    bench = Bench()
+    bench.seal("a", "b", "c")
+    bench.host.disconnected(bench.sessions["b"])
+    out = Exclude(Aspect.NODE, "b", "bad memory", "alice", 60.0)
+    bench.ask("a", 3, out)
+    bench.loop.turn()
+    assert told(bench.sessions["a"], RoundOpened).lost == ("b (10.0.0.1) id b",)
+    session = bench.connect("b")
+    bench.host.resume(session, wire.Resume("b", 1, 1))
+    refused = told(session, Refused)
+    assert (refused.refusal, session.node) == (Refusal.EXCLUDED, None)
+    assert "bad memory" in refused.why
+    bench.join("b")
+    bench.loop.turn()
+    assert told(session, Refused).refusal is Refusal.EXCLUDED
+    (line,) = bench.host.report().exclusions
+    assert line.remaining_seconds is not None
+    assert 59 < line.remaining_seconds <= 60
+    bench.loop.advance(61)  # its time is over
+    assert bench.host.state.exclusions == ()
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -20,6 +20,8 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.sent.append(_decoder.decode(data[4:]))
 
+    send_at_once = send
+
     def take(self) -> list[Any]:
         sent, self.sent = self.sent, []
         return sent

@@ -87,3 +87,10 @@ def test_unusable_tls_files_are_the_commands_error() -> None:
     files = TLS(cert="/nope.crt", key="/nope.key", ca="/nope.ca")
     with pytest.raises(ParameterError, match="/nope"):
         host_if_ours("127.0.0.1:0", b"", False, None, files)
+
+
+def test_nobody_hosts_one_of_a_list() -> None:
+    endpoint = "127.0.0.1:0,127.0.0.1:1"
+    assert host_if_ours(endpoint, b"secret", False) is None
+    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+        host_if_ours(endpoint, b"secret", False, is_host=True)

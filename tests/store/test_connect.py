@@ -1,4 +1,4 @@
-"""Reaching a server: order of addresses, retries, limits, and what the errors say."""
+"""Reaching servers: order of addresses, side by side, limits, and what the errors say."""
 
 import errno
 import socket
@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreConnectionError
 from rallypoint.store import connect as module
-from rallypoint.store.connect import Attempt, connect, own_addresses, resolve
+from rallypoint.store.connect import (
+    Attempt,
+    UnreachedError,
+    connect,
+    explain_failure,
+    own_addresses,
+    resolve,
+    resolved_to,
+    what_was_seen,
+)
 from rallypoint.testing.store_handles import in_thread
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -56,7 +64,55 @@ def test_an_ip_needs_no_thread_and_no_name_service() -> None:
     assert threading.active_count() == before
 
 
-def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_that_hangs_does_not_hold_us(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+) -> None:
+    stuck, real = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, *args: Any, **options: Any) -> list[Any]:
+        if host == "name":
+            stuck.wait(30)
+            return []
+        return real(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(UnreachedError, match="'name' was not resolved in time"):
+        connect([("name", 1)], Deadline(0.2))
+    port = port_of(listener)
+    sock, place = connect([("name", port), ("127.0.0.1", port)], Deadline(20))
+    sock.close()
+    assert place == ("127.0.0.1", port)
+    stuck.set()
+
+
+def test_a_refused_connection_is_an_answer(port: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnreachedError) as caught:
+        connect([("127.0.0.1", port)], Deadline(60))
+    assert time.monotonic() - began < 10
+    ((error, addresses),) = caught.value.errors.values()
+    assert error.errno == errno.ECONNREFUSED
+    assert what_was_seen(error, addresses) == "nobody listens there (connection refused)"
+    assert resolved_to(addresses) == "resolved to 127.0.0.1"
+
+
+def test_the_words_for_a_server_that_cannot_be_reached() -> None:
+    place, deadline = ("10.0.0.9", 29400), Deadline(0)
+    refused = OSError(errno.ECONNREFUSED, "refused")
+    text = explain_failure(place, refused, answers("10.0.0.9")("", 1), deadline)
+    assert "cannot reach 10.0.0.9:29400 (resolved to 10.0.0.9) after 0.0 s" in text
+    assert "`rallypoint serve --bind ADDRESS:29400`" in text
+    assert "127.0.0.1" in own_addresses()
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    with pytest.raises(UnreachedError, match=r"'nope\.invalid'") as caught:
+        connect([("nope.invalid", 1)], Deadline(20))
+    ((_, addresses),) = caught.value.errors.values()
+    assert resolved_to(addresses) == "which does not resolve"
+
+
+def test_an_attempt_can_be_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = threading.Event()
 
     def getaddrinfo(*_: object, **__: object) -> list[Any]:
@@ -64,77 +120,61 @@ def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch)
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    with pytest.raises(StoreConnectionError, match="'name' was not resolved in time"):
-        connect("name", 1, Deadline(0.2))
-    stuck.set()
-
-
-def test_once_is_one_attempt(port: int) -> None:
-    with pytest.raises(StoreConnectionError, match="connection refused"):
-        connect("127.0.0.1", port, Deadline(60), once=True)
-
-
-def test_the_error_says_what_was_tried(port: int) -> None:
-    with pytest.raises(StoreConnectionError) as caught:
-        connect("127.0.0.1", port, Deadline(0.1))
-    text = str(caught.value)
-    assert f"cannot reach 127.0.0.1:{port} (resolved to 127.0.0.1) after 0." in text
-    assert "nobody listens there" in text
-    assert f"`rallypoint serve --bind ADDRESS:{port}`" in text
-    assert "127.0.0.1" in own_addresses()
-
-
-def test_the_error_names_a_name_that_does_not_resolve() -> None:
-    with pytest.raises(StoreConnectionError, match=r"which does not resolve.*'nope\.invalid'"):
-        connect("nope.invalid", 1, Deadline(0.1))
-
-
-def test_a_server_that_comes_up_later_is_reached(port: int) -> None:
-    found = in_thread(connect, "127.0.0.1", port, Deadline(20))
-    with pytest.raises(TimeoutError):
-        found.result(0.2)
-    with socket.create_server(("127.0.0.1", port)), found.result(20) as sock:
-        assert sock.getpeername()[1] == port
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_an_attempt_can_be_called_off(port: int) -> None:
     attempt = Attempt(600)
-    found = in_thread(connect, "127.0.0.1", port, attempt)
+    found = in_thread(connect, [("name", 1)], attempt)
     with pytest.raises(TimeoutError):
         found.result(0.1)
     attempt.cancel()
-    with pytest.raises(StoreConnectionError):
+    with pytest.raises(UnreachedError):
         found.result(10)
+    stuck.set()
 
 
-def test_a_dead_address_does_not_hold_up_a_live_one(
-    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
-) -> None:
-    # A full backlog answers nothing, like a host that is down.
+@pytest.fixture(name="dead")
+def _dead(listener: socket.socket) -> Iterator[tuple[str, int]]:
+    """An address that answers nothing, like a host that is down: its backlog is full."""
     with socket.socket() as dead, socket.socket() as filler:
         dead.bind(("127.0.0.3", port_of(listener)))
         dead.listen(0)
         filler.connect(dead.getsockname())
-        monkeypatch.setattr(socket, "getaddrinfo", answers("127.0.0.3", "127.0.0.1"))
-        began = time.monotonic()
-        with connect("name", port_of(listener), Deadline(20)) as sock:
-            assert sock.getpeername()[0] in ("127.0.0.1", "127.0.0.3")
-        assert time.monotonic() - began < 3.0
+        yield dead.getsockname()
 
 
-def test_an_address_that_is_dead_is_resolved_afresh(
-    monkeypatch: pytest.MonkeyPatch, listener: socket.socket
+def test_a_dead_address_does_not_hold_up_a_live_one(
+    monkeypatch: pytest.MonkeyPatch, listener: socket.socket, dead: tuple[str, int]
 ) -> None:
-    monkeypatch.setattr(module, "ATTEMPT_SECONDS", 0.1)
-    replies = [["127.0.0.9"], ["127.0.0.9"], ["127.0.0.1"]]  # a pod that has moved
+    monkeypatch.setattr(socket, "getaddrinfo", answers(dead[0], "127.0.0.1"))
+    began = time.monotonic()
+    sock, _ = connect([("name", port_of(listener))], Deadline(20))
+    with sock:
+        assert sock.getpeername()[0] in (dead[0], "127.0.0.1")
+    assert time.monotonic() - began < 3.0
 
-    def getaddrinfo(host: str, port: int, **_: object) -> list[Any]:
-        return answers(*(replies.pop(0) if len(replies) > 1 else replies[0]))(host, port)
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    with connect("name", port_of(listener), Deadline(20)) as sock:
-        assert sock.getpeername()[0] == "127.0.0.1"
+def test_a_dead_server_does_not_hold_up_another_one(
+    listener: socket.socket, dead: tuple[str, int]
+) -> None:
+    began, place = time.monotonic(), ("127.0.0.1", port_of(listener))
+    sock, found = connect([dead, place], Deadline(20))
+    sock.close()
+    assert found in (dead, place)
+    assert time.monotonic() - began < 3.0
+
+
+def test_of_several_servers_the_first_is_preferred(listener: socket.socket) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        places = [("127.0.0.1", port_of(listener)), ("127.0.0.1", port_of(other))]
+        for order in (places, places[::-1]):
+            sock, found = connect(order, Deadline(20))
+            sock.close()
+            assert found == order[0]
+
+
+def test_all_servers_are_named_when_none_can_be_reached(port: int) -> None:
+    places = [("127.0.0.1", port), ("nope.invalid", 7)]
+    with pytest.raises(UnreachedError, match=r"nope\.invalid:7: .*the name") as caught:
+        connect(places, Deadline(20))
+    assert list(caught.value.errors) == places
 
 
 def test_a_connection_to_oneself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:

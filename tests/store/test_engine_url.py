@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import ParameterError
-from rallypoint.store.engine_url import EngineAddress, parse_engine_url, redacted
+from rallypoint.store.engine_url import EngineAddress, parse_engine_url, redacted, with_timeout
 
 ALLOWED = frozenset(("timeout",))
 
@@ -97,3 +97,16 @@ def test_tls_files_are_named(tmp_path: Path) -> None:
     for options in (f"ca={tmp_path}/bad", f"cert={tmp_path}/bad&key=/k"):
         with pytest.raises(ParameterError, match=f"{tmp_path}/bad"):
             parse(f"etcds://u:hidden@h?{options}").ssl_context()
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("etcd://a", "etcd://a?timeout=2"),
+        ("etcd://a/p?timeout=9&ca=/x%20y", "etcd://a/p?timeout=3&ca=%2Fx+y"),
+        ("etcd://a?timeout=1", "etcd://a?timeout=1"),
+        ("etcd://a?timeout=soon", "etcd://a?timeout=soon"),
+    ],
+)
+def test_a_timeout_can_be_capped(url: str, wanted: str) -> None:
+    assert with_timeout(url, default=2.0, most=3.0) == wanted

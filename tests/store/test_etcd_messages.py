@@ -40,3 +40,9 @@ def test_conditions() -> None:
     assert m.all_older(b"a", b"b", 5)["result"] == "LESS"
     assert m.keep(b"k") == {"request_put": {"key": b"k", "ignore_value": True}}
     assert m.delete(b"k") == {"request_delete_range": {"key": b"k", "range_end": b""}}
+
+
+def test_reading() -> None:
+    assert m.get(b"a", b"b", 7, keys_only=True) == {
+        "request_range": {"key": b"a", "range_end": b"b", "revision": "7", "keys_only": True}
+    }

@@ -129,3 +129,20 @@ def test_departed_can_be_carried_over() -> None:
     again.restore_departed(groups.departed())
     assert again.describe(member(0)) == groups.describe(member(0))
     assert Groups().departed() == {}
+
+
+def test_a_member_without_a_rank_leaves() -> None:
+    groups = Groups()
+    groups.join(member(None), "a")
+    groups.join(member(None), "b")
+    groups.leave(member(None), "a", TIMED_OUT)
+    assert groups.members("b:x") == ["b"]
+
+
+def test_describe_when_all_have_come_and_one_has_left_again() -> None:
+    groups = Groups()
+    groups.join(member(0, 3), "a")
+    groups.join(member(1, 3), "b")
+    groups.leave(member(0, 3), "a", TIMED_OUT)
+    groups.join(member(2, 3), "c")  # three have come, and two are here
+    assert groups.describe(member(1, 3)) == "2 of 3 members are here; came but timed out: 0"

@@ -1,8 +1,11 @@
 """Starting a server without knowing how."""
 
+import errno
+import socket
+
 import pytest
 
-from rallypoint.errors import StoreError
+from rallypoint.errors import RendezvousConnectionError, StoreError
 from rallypoint.store import hosting
 
 
@@ -33,3 +36,21 @@ def test_without_it_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
     hosting.provide(start)
     assert hosting.start_server("a", 2, b"t", True).port == 1
     assert calls == [("a", 2, b"t", True)]
+
+
+ELSEWHERE = [
+    OSError(errno.EADDRNOTAVAIL, "no such address here"),
+    OSError(errno.EADDRINUSE, "taken"),
+]
+
+
+@pytest.mark.parametrize("error", [*ELSEWHERE, socket.gaierror(-2, "unknown")])
+def test_who_cannot_listen_looks_elsewhere_unless_it_must_host(error: OSError) -> None:
+    hosting.check_elsewhere("h:1", error, None)
+    with pytest.raises(RendezvousConnectionError, match=r"is_host=true .* cannot listen on h:1: "):
+        hosting.check_elsewhere("h:1", error, True)
+
+
+def test_other_errors_are_no_reason_to_look_elsewhere() -> None:
+    with pytest.raises(RendezvousConnectionError, match="cannot listen on h:80: Permission denied"):
+        hosting.check_elsewhere("h:80", OSError(errno.EACCES, "Permission denied"), None)

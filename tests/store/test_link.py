@@ -2,7 +2,9 @@
 
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -146,3 +148,150 @@ def test_silence_is_tried_again_until_the_deadline(monkeypatch: pytest.MonkeyPat
             open_link(target, Deadline(60), once=True)
         with pytest.raises(StoreConnectionError, match="said nothing"):
             open_link(target, Deadline(0.5))
+
+
+def test_a_server_that_comes_up_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
+    trying = in_thread(open_link, Target("127.0.0.1", port, "run"), Deadline(30))
+    with pytest.raises(TimeoutError):
+        trying.result(0.2)
+    serve(port=port)
+    trying.result(20).close()
+
+
+def test_an_address_that_is_dead_is_resolved_afresh(
+    monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer
+) -> None:
+    replies = ["127.0.0.9", "127.0.0.9", "127.0.0.1"]  # a pod that has moved
+
+    def getaddrinfo(_host: str, port: int, **_: object) -> list[Any]:
+        address = replies.pop(0) if len(replies) > 1 else replies[0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    link = open_link(Target("name", server.port, "run"), Deadline(20))
+    assert isinstance(link.sock, socket.socket)
+    assert link.sock.getpeername()[0] == "127.0.0.1"
+    link.close()
+
+
+def test_once_is_one_attempt_and_the_error_says_what_was_tried(port: int) -> None:
+    with pytest.raises(StoreConnectionError) as caught:
+        open_link(Target("127.0.0.1", port, "run"), Deadline(60), once=True)
+    text = str(caught.value)
+    assert f"cannot reach 127.0.0.1:{port} (resolved to 127.0.0.1) after 0." in text
+    assert "nobody listens there" in text
+    assert f"`rallypoint serve --bind ADDRESS:{port}`" in text
+    assert "is_host=true" in text
+
+
+# -- several servers ------------------------------------------------------------------------
+
+
+def several(*ports: int, token: bytes = b"") -> Target:
+    return Target.at(tuple(("127.0.0.1", port) for port in ports), "run", token)
+
+
+def test_one_of_several_is_enough(port: int, server: EmbeddedServer) -> None:
+    for ports in ((port, server.port), (server.port, port)):
+        target = several(*ports)
+        link = open_link(target, Deadline(20), once=True)
+        assert link.where == f"127.0.0.1:{server.port}"
+        assert target.route.leader == ("127.0.0.1", server.port)
+        assert target.another().route is target.route
+        link.close()
+
+
+class Standby:
+    """A server that stands by for another one, as far as the handshake goes."""
+
+    def __init__(self, leader: str = "") -> None:
+        self.leader = leader
+        self.asked = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.asked += 1
+            with sock:
+                link = Link(sock, "client")
+                link.receive()  # the hello, and the proof of who has none
+                link.send(p.frame(p.Challenge(p.PROTOCOL_VERSION, bytes(p.NONCE_BYTES), b"")))
+                reason = f"stands by; {self.leader or 'nobody'} leads"
+                link.send(p.frame(p.Goodbye(p.GOODBYE_STANDBY, reason, self.leader)))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@pytest.fixture(name="standby")
+def _standby() -> Iterator[Standby]:
+    standby = Standby()
+    yield standby
+    standby.close()
+
+
+def test_who_stands_by_says_who_leads_and_it_is_remembered(
+    standby: Standby, server: EmbeddedServer
+) -> None:
+    standby.leader = f"127.0.0.1:{server.port}"
+    target = several(standby.port)  # the leader is not on the client's list
+    began = time.monotonic()
+    for _ in range(3):
+        open_link(target, Deadline(20), once=True).close()
+    assert time.monotonic() - began < 5
+    assert standby.asked == 1
+    server.stop()
+    with pytest.raises(StoreConnectionError, match="stands by") as caught:
+        open_link(target, Deadline(20), once=True)
+    assert f"127.0.0.1:{server.port}: nobody listens there" in str(caught.value)
+    assert standby.asked == 2
+    assert target.route.leader is None
+
+
+def test_each_server_is_named_with_what_it_said(standby: Standby, port: int) -> None:
+    with pytest.raises(StoreConnectionError) as caught:
+        open_link(several(port, standby.port), Deadline(20), once=True)
+    text = str(caught.value)
+    assert "none of 2 servers could be used after 0." in text
+    assert f"127.0.0.1:{port}: nobody listens there (connection refused)" in text
+    assert f"127.0.0.1:{standby.port}: stands by; nobody leads" in text
+    assert "of several endpoints nobody hosts by itself" in text.lower()
+
+
+def test_a_leader_that_says_nothing_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_OF_SEVERAL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = several(silent.getsockname()[1], server.port)
+        target.route.found(("127.0.0.1", silent.getsockname()[1]))
+        link = open_link(target, Deadline(20), once=True)
+        assert link.where.endswith(f":{server.port}")
+        link.close()
+
+
+def test_a_server_with_another_token_does_not_hide_ours(serve: Callable[..., Any]) -> None:
+    stranger, ours = serve(token=b"another"), serve(token=b"right")
+    open_link(several(stranger.port, ours.port, token=b"right"), Deadline(20)).close()
+    with pytest.raises(AuthenticationError, match="none of 2 servers"):
+        open_link(several(stranger.port, ours.port, token=b"no"), Deadline(20))
+
+
+def test_a_list_that_comes_up_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        target = several(taken.getsockname()[1], port)
+        trying = in_thread(open_link, target, Deadline(30))
+        with pytest.raises(TimeoutError):
+            trying.result(0.2)
+        serve(port=port)
+        trying.result(20).close()

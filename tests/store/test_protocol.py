@@ -73,3 +73,19 @@ def test_run_ids_that_will_do(run: str) -> None:
 )
 def test_run_ids_that_will_not(run: str, words: str) -> None:
     assert words in p.run_problem(run)
+
+
+def test_only_what_waits_is_held_to_a_time() -> None:
+    assert p.within(p.Get("k", 9.0), 2.0) == p.Get("k", 2.0)
+    assert p.within(p.Peek("k"), 2.0) == p.Peek("k")
+
+
+def test_a_result_that_many_get_is_encoded_once() -> None:
+    data = p.frame(p.Reply(7, p.encoded([b"x", None])))
+    assert data == p.frame(p.Reply(7, [b"x", None]))
+
+
+def test_a_result_that_many_replies_carry_is_encoded_once() -> None:
+    values = [b"a", b"b"]
+    shared = p.encoded(values)
+    assert p.frame(p.Reply(1, shared)) == p.frame(p.Reply(1, values))

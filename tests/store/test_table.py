@@ -1,12 +1,13 @@
 """The keys of a store: each plain request, the books, limits, pipelines, snapshots."""
 
+from collections import deque
 from typing import Any
 
 import pytest
 
 from rallypoint.errors import StoreLimitError, StoreValueError
 from rallypoint.store import protocol as p
-from rallypoint.store.table import ENTRY_BYTES, INT_MAX, INT_MIN, Table
+from rallypoint.store.table import DELETED_KEPT, ENTRY_BYTES, INT_MAX, INT_MIN, Table
 
 
 @pytest.fixture
@@ -165,3 +166,90 @@ def test_snapshot_and_restore() -> None:
     assert again._limit_bytes == 5000
     do(again, p.QueuePush("q", b"3"))
     assert do(table, p.QueueLen("q")) == 1
+
+
+def test_a_table_of_a_store_that_was_is_put_back_key_by_key(table: Table) -> None:
+    table._take("q", deque_of(table, "q"))
+    again = Table()
+    again.resume(table.changes, 0)
+    for name in table.names():
+        entry = table.entry(name)
+        assert entry is not None
+        again.put_back(name, *entry)
+    assert again.snapshot() == table.snapshot()
+    assert again.used_bytes == table.stored_bytes
+    assert [again.entry(name) for name in ("v", "q")] == [table.entry("v"), table.entry("q")]
+    assert again.entry("none") is None
+
+
+def deque_of(table: Table, key: str) -> "deque[bytes]":
+    queue = table._queue(key)
+    assert queue is not None
+    return queue
+
+
+def test_what_is_taken_from_a_queue_leaves_the_books_right(table: Table) -> None:
+    before = table.stored_bytes
+    assert table._take("q", deque_of(table, "q")) == b"x"
+    assert table.stored_bytes == before - 1 - ENTRY_BYTES
+    assert table._take("q", deque_of(table, "q")) == b"y"  # the last one takes the key along
+    assert table.names() == ["v"]
+
+
+def test_changed_keys_are_named_to_who_saves_them(table: Table) -> None:
+    table.unsaved = {}
+    for request in (p.Set("v", b"2"), p.Delete("q"), p.Peek("v")):
+        do(table, request)
+    assert list(table.unsaved) == ["v", "q"]
+
+
+def test_changed_keys_that_are_waited_for_are_noted(table: Table) -> None:
+    table._waited = {"v": object()}
+    for request in (p.Set("v", b"2"), p.Set("w", b"2")):
+        do(table, request)
+    assert list(table._touched) == ["v"]
+
+
+def test_there_may_be_only_so_many_keys() -> None:
+    table = Table(limit_keys=2)
+    do(table, p.MultiSet([("a", b""), ("b", b"")]))
+    for request in (p.Set("c", b""), p.QueuePush("c", b""), p.MultiSet([("a", b""), ("c", b"")])):
+        with pytest.raises(StoreLimitError, match="its limit of 2 keys"):
+            do(table, request)
+    do(table, p.Set("a", b"again"))
+
+
+def test_versions_grow_over_deletion_and_forgetting(table: Table) -> None:
+    version = table._version("v", 0)
+    do(table, p.Delete("v"))
+    deleted = table._version("v", version)
+    assert deleted > version
+    for number in range(DELETED_KEPT):
+        do(table, p.Set(f"k{number}", b""))
+        do(table, p.Delete(f"k{number}"))
+    assert table._version("v", version) == deleted  # all that is known of it: it is gone since
+    assert table._version("v", 0) == 0  # who never saw it has missed nothing
+
+
+def test_values_of_queues_have_numbers_that_never_come_again(table: Table) -> None:
+    def numbers() -> range | None:
+        entry = table.entry("q")
+        return entry and range(entry[2], entry[2] + len(entry[1]))
+
+    seen = [numbers()]
+    assert seen == [range(1, 3)]
+    queue = table._values["q"]
+    assert isinstance(queue, deque)
+    assert table._take("q", queue) == b"x"
+    assert numbers() == range(2, 3)
+    do(table, p.QueuePush("q", b"z"))
+    assert numbers() == range(2, 4)
+    with pytest.raises(StoreValueError):
+        do(table, p.Pipeline([p.Delete("q"), p.QueuePush("q", b"1"), p.Add("v", 1 << 70)]))
+    assert numbers() == range(2, 4)
+    do(table, p.Delete("q"))
+    assert table.entry("q") is None
+    do(table, p.QueuePush("q", b"new"))
+    first = numbers()
+    assert first is not None
+    assert first.start > 4

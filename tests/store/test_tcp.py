@@ -1,5 +1,6 @@
 """TCPStore: the conformance suites over real sockets and processes, cuts, restarts, forks."""
 
+import contextlib
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.proxy import Proxy as SilentProxy
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
@@ -26,6 +28,7 @@ from rallypoint.server.options import Options
 from rallypoint.store import protocol as p
 from rallypoint.store import tcp as module
 from rallypoint.store.api import Store
+from rallypoint.store.link import Target
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.backend_suite import BackendSuite
@@ -366,3 +369,34 @@ except StoreConnectionError:
     assert (done.returncode, done.stdout) == (0, "")
     noise = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
     assert noise == []
+
+
+def test_of_several_servers_one_that_says_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[..., EmbeddedServer]
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    first, second = serve(), serve()
+    with contextlib.closing(SilentProxy(first.port)) as proxy:
+        places = (("127.0.0.1", proxy.port), ("127.0.0.1", second.port))
+        store = TCPStore.at(Target.at(places, "run"), 20)
+        waits = in_thread(store.get, "key", 20)
+        with pytest.raises(TimeoutError):
+            waits.result(1.0)  # signs of life keep it where it is
+        assert store.target.route.leader == places[0]
+        proxy.silent = True
+        with TCPStore.at(Target.at(places[1:], "run"), 20) as other:
+            other.set("key", b"value")
+        assert waits.result(20) == b"value"
+        store.close()
+
+
+def test_nobody_hosts_one_of_a_list() -> None:
+    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+        TCPStore("127.0.0.1:1,127.0.0.1:2", is_master=True)
+
+
+def test_a_list_of_servers(port: int, server: EmbeddedServer) -> None:
+    with TCPStore(f"127.0.0.1:{port},127.0.0.1", server.port, timeout=20) as store:
+        assert store.add("n", 1) == 1
+        with store.clone() as twin:
+            assert twin.add("n", 1) == 2

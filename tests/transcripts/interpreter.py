@@ -8,9 +8,13 @@ A script has one event on each line; `#` begins a comment, `&` joins events into
     leave node7 why=SIGTERM             finish node7       fail node7 code=3
     lost node66 lease                   also: connection, died; beats=N as the host had seen
     cut node7                           back node7         beat node7
-    timer last-call                     also: rejoin, replacement; those that run now, unless
+    timer last-call                     also: rejoin, replacement, steady, exclusion number=N;
+                                        those that run now, unless
                                         round=N, call=N or incarnation=N are given
     close by=alice why="wrong data"
+    notify node7 why="spot machine" in=25       also: by
+    exclude node7 by=alice for=60               also: address, slot instead of a bare name; why
+    admit node7 by=alice
 
 `round=` and `incarnation=` of any event stand for a node (or host) that knows another one.
 """
@@ -22,11 +26,14 @@ from tests.rendezvous.core.builders import a_node
 
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Beat,
     Cause,
     Close,
     Disconnected,
     Event,
+    Exclude,
+    ExclusionOver,
     Fail,
     Finish,
     Join,
@@ -34,6 +41,8 @@ from rallypoint.rendezvous.core.events import (
     Leave,
     Lost,
     Message,
+    NoticeGiven,
+    Notify,
     Parked,
     Reconnected,
     Refused,
@@ -42,11 +51,13 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RoundSealed,
     RunClosed,
+    SteadyOver,
     Timer,
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.explain import phase_name
 from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Failure,
@@ -54,6 +65,7 @@ from rallypoint.rendezvous.core.state import (
     Sealed,
     Settings,
     State,
+    Verdict,
     round_number,
 )
 
@@ -67,6 +79,9 @@ SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "last_call": ("last_call_seconds", float),
     "rejoin": ("rejoin_seconds", float),
     "replacement": ("replacement_seconds", float),
+    "steady": ("steady_seconds", float),
+    "quarantine": ("quarantine_failures", int),
+    "quarantine_time": ("quarantine_seconds", float),
 }
 NODE: dict[str, tuple[str, Callable[[str], object]]] = {
     "slot": ("slot", str),
@@ -142,6 +157,11 @@ class Interpreter:
                 return Fail(name, incarnation, number, _failure(name, options, at))
             case "lost", name, cause:
                 return Lost(name, CAUSES[cause], int(options.get("beats", 0)))
+            case "notify", name:
+                left = float(options["in"]) if "in" in options else None
+                return Notify(name, why, options.get("by", ""), left)
+            case (("exclude" | "admit"), *_):
+                return _about(word, names, options)
             case "cut", name:
                 return Disconnected(name)
             case "back", name:
@@ -178,7 +198,23 @@ class Interpreter:
                 return RejoinOver(incarnation, number)
             case "replacement":
                 return ReplacementWaitOver(incarnation, number)
+            case "steady":
+                return SteadyOver(incarnation, number)
+            case "exclusion":
+                return ExclusionOver(int(options["number"]))
         raise ValueError(f"unknown timer {name!r}")
+
+
+def _about(word: str, names: list[str], options: Options) -> Event:
+    """Return an event about nodes that are named by id, or by address= or slot=."""
+    aspect, name = next(
+        ((a, options[a.value]) for a in Aspect if a.value in options), (Aspect.NODE, "".join(names))
+    )
+    by, at = options.get("by", "somebody"), options.get("at", "")
+    if word == "admit":
+        return Admit(aspect, name, by, at)
+    seconds = float(options["for"]) if "for" in options else None
+    return Exclude(aspect, name, options.get("why", ""), by, seconds, at)
 
 
 def _options(words: tuple[str, ...] | list[str]) -> Options:
@@ -218,8 +254,12 @@ def tell(message: Message) -> str:
             return f"{'SPARE' if spare else 'WAIT'}: {why}"
         case WaitingChanged(_, _, count):
             return f"{count} WAIT"
-        case RunClosed(_, _, by, at, why, finished):
-            return f"{'FINISHED' if finished else 'CLOSED'}{_at(at)} by {by}: {why}"
+        case NoticeGiven(_, _, _, label, why, by, seconds):
+            when = "" if seconds is None else f", in {seconds:g} s"
+            return f"NOTICE by {by}: {label} will leave: {why}{when}"
+        case RunClosed(_, _, by, at, why, verdict):
+            how = "FINISHED" if verdict is Verdict.FINISHED else f"CLOSED ({verdict.value})"
+            return f"{how}{_at(at)} by {by}: {why}"
         case Refused(refusal, why):
             return f"REFUSED ({refusal.value}): {why}"
 
@@ -240,6 +280,13 @@ def summary(state: State) -> str:
         parts.append(f"fenced: {' '.join(state.fenced)}")
     if state.restarts:
         parts.append(f"restarts: {state.restarts}")
+    if state.failing:
+        parts.append(f"in a row: {state.failing}")
+    if state.notices:
+        parts.append(f"will leave: {' '.join(state.notices)}")
+    if state.exclusions:
+        names = (f"{x.number}={x.aspect} {x.name}" for x in state.exclusions)
+        parts.append(f"kept out: {', '.join(names)}")
     if state.incarnation > 1:
         parts.append(f"incarnation: {state.incarnation}")
     return " | ".join(parts)
@@ -251,5 +298,6 @@ def timers(step: Step) -> list[str]:
     for timer in step.timers:
         seconds = timer_seconds(step.state, timer)
         call = f", call {timer.call}" if isinstance(timer, LastCallOver) else ""
-        lines.append(f"~ {type(timer).__name__} of round {timer.round}{call} in {seconds:g} s")
+        of = timer.number if isinstance(timer, ExclusionOver) else f"round {timer.round}"
+        lines.append(f"~ {type(timer).__name__} of {of}{call} in {seconds:g} s")
     return lines

@@ -10,6 +10,7 @@ from rallypoint.server.runs import RunHost
 from rallypoint.server.server import Server
 from rallypoint.server.status import newest_runs, run_line
 from rallypoint.server.tally import Tally
+from rallypoint.store.keyring import Keyring
 
 
 class FakeServer:
@@ -21,6 +22,9 @@ class FakeServer:
         self.runs: dict[str, RunHost] = {"run": self.bench.host}
         self.tally = Tally()
         self.watchers: set[Any] = set()
+        self.keyring = Keyring(b"secret")
+        self.keeper: Any = None
+        self.leads = True
         self.spaces: dict[str, Any] = {"run": SimpleNamespace(clients={b"c": None})}
         self.bench.host.observe = self._observed
 

@@ -9,6 +9,7 @@ from tests.web.fakes import FakeServer
 
 from rallypoint.rendezvous.core.events import Leave
 from rallypoint.rendezvous.core.state import Settings
+from rallypoint.store.keyring import Keyring
 from rallypoint.web import feed as feed_module
 from rallypoint.web.feed import Feed, event
 
@@ -91,14 +92,19 @@ def test_a_viewer_of_no_run_hears_of_the_server(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
 
 
-def test_all_viewers_go_when_the_server_ends() -> None:
+@pytest.mark.parametrize("why", ["the end", "other tokens"])
+def test_all_viewers_go_when_the_server_ends_or_its_tokens_change(why: str) -> None:
     async def main() -> None:
-        feed = Feed(FakeServer().server)
+        server = FakeServer()
+        feed = Feed(server.server)
         events = feed.events("run")
         await told(events, 1)
         rest = asyncio.ensure_future(told(events, 99))
         await asyncio.sleep(0.01)
-        feed.end()
+        if why == "the end":
+            feed.end()
+        else:
+            server.keyring = Keyring(b"another")
         with pytest.raises(StopAsyncIteration):
             await asyncio.wait_for(rest, LIMIT_SECONDS)
 

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import socket
 import ssl
 import subprocess
@@ -88,3 +89,32 @@ def test_whatever_strangers_send_the_runs_go_on() -> None:
                     sock.recv(4096)
         (line,) = httpx.get(f"{server.url}api/v1/runs").json()
         assert (line["phase"], line["nodes"]) == ("sealed", 2)
+
+
+def asked_as(user: int, url: str, *headers: str) -> str:
+    """Ask as another user, with a program of that user."""
+    host, _, port = url.removeprefix("http://").rstrip("/").partition(":")
+    lines = ["GET /api/v1/runs HTTP/1.0", f"Host: {host}", *headers, "", ""]
+    script = 'exec 3<>/dev/tcp/$1/$2; printf %s "$3" >&3; cat <&3'
+    done = subprocess.run(
+        ["bash", "-c", script, "-", host, port, "\r\n".join(lines)],
+        user=user, capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a second user")
+def test_on_loopback_the_page_is_its_users() -> None:
+    nobody = 65534
+    with served() as server:
+        refused = asked_as(nobody, server.url)
+        assert "403" in refused.splitlines()[0]
+        assert "uid 0 and of root only" in refused
+        assert httpx.get(f"{server.url}api/v1/runs").json() == []
+    with served("--insecure") as server:
+        assert "200" in asked_as(nobody, server.url).splitlines()[0]
+    with served(env={"RALLYPOINT_TOKEN": "sesame"}) as server:
+        assert "401" in asked_as(nobody, server.url).splitlines()[0]
+        shown = asked_as(nobody, server.url, "Authorization: Bearer sesame")
+        assert "200" in shown.splitlines()[0]
+        assert httpx.get(f"{server.url}api/v1/runs").json() == []

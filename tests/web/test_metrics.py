@@ -7,6 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fakes import Bench
 from tests.web.fakes import FakeServer
 
+from rallypoint.rendezvous.core.events import Exclude, Notify
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Settings
 from rallypoint.web.metrics import ServerCollector
 
@@ -44,6 +46,24 @@ def test_rounds_nodes_and_health_are_told() -> None:
     assert found["rallypoint_run_phase_seconds", (("phase", "sealed"), ("run", "run"))] >= 0
     assert found["rallypoint_loop_lag_seconds", ()] == 0.25
     assert found["rallypoint_info", (("version", "9.9"),)] == 1
+
+
+def test_who_leads_is_told() -> None:
+    server = at_work()
+    seen = []
+    for server.leads in (True, False):
+        seen.append(scrape(server)["rallypoint_leads", ()])
+    assert seen == [1, 0]
+
+
+def test_who_is_kept_out_and_who_will_leave_is_counted() -> None:
+    server = at_work()
+    server.bench.ask("n1", 1, Notify("n1", "spot machine"))
+    server.bench.ask("n1", 2, Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
+    server.bench.loop.turn()
+    found = scrape(server)
+    assert found["rallypoint_run_notices", (("run", "run"),)] == 1
+    assert found["rallypoint_run_exclusions", (("run", "run"),)] == 1
 
 
 def test_losses_are_told_by_cause_with_the_time_it_took() -> None:

@@ -2,8 +2,7 @@
 
 Everything that happens (what the coordinator pushed, a worker's exit, a timer, a signal, the
 end of a join) is put in one queue by whoever saw it; the loop takes one at a time, asks
-`policy.decide`, and does what it says. A join runs in a thread of its own, so that a signal
-acts at once during it. The loop owns all state: no lock.
+`policy.decide`, and does what it says. The loop owns all state: no lock.
 
 However the loop ends, its workers are ended and its node leaves; it never closes a run (C9).
 """
@@ -13,70 +12,28 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
 
-import msgspec
-
-from rallypoint.agent import events, policy
-from rallypoint.agent.environment import WorkerContext, worker_environment
-from rallypoint.agent.guard import Guard
+from rallypoint.agent import events, policy, verdicts
+from rallypoint.agent.changes import Changes
+from rallypoint.agent.checkup import Checkup
+from rallypoint.agent.config import AgentConfig
+from rallypoint.agent.crew import Crew
+from rallypoint.agent.endpoint import HealthEndpoint
+from rallypoint.agent.farewell import Farewell
 from rallypoint.agent.handlers import AgentHandler, Round
-from rallypoint.agent.output import OutputPlan
-from rallypoint.agent.processes import Ended, Spec, WorkerGroup, now_text
-from rallypoint.agent.report import WaitingLines, complain, final_report, say
+from rallypoint.agent.joining import Joining
+from rallypoint.agent.journal import Journal
+from rallypoint.agent.report import complain, final_report, say
 from rallypoint.agent.signals import signals_to
-from rallypoint.errors import (
-    ParameterError,
-    RallypointError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.state import Failure
 
-LEAVE_SECONDS = 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_JOIN_ERRORS: tuple[tuple[type[Exception], events.JoinError], ...] = (
-    (RendezvousGracefulExitError, events.JoinError.NOT_NEEDED),
-    (RendezvousClosedError, events.JoinError.CLOSED),
-    (RendezvousTimeoutError, events.JoinError.TIMEOUT),
-    (RendezvousConnectionError, events.JoinError.CONNECTION),
-    (RendezvousStateError, events.JoinError.REFUSED),
-)
 
 
-class AgentConfig(msgspec.Struct, frozen=True):
-    """What an agent is asked to run.
-
-    Args:
-        argv: the workers' command.
-        context: what their environments share.
-        output: where their output goes.
-        node: label of this node in failures.
-        base_env: environment that the workers inherit.
-        stop_grace_seconds: between SIGTERM and SIGKILL.
-        admit_seconds: wait after a newcomer, so that several give one new round.
-        examine: looks for what keeps the nodes apart, when a join takes long (see WaitingLines).
-        worker_token: makes the workers' token when they are started, since the nodes' own may
-            be exchanged meanwhile; None: the one of `context`.
-    """
-
-    argv: tuple[str, ...]
-    context: WorkerContext
-    output: OutputPlan
-    node: str
-    base_env: Mapping[str, str]
-    stop_grace_seconds: float = 30.0
-    admit_seconds: float = 0.1
-    examine: Callable[[], str] | None = None
-    worker_token: Callable[[], str] | None = None
-
-
-def events_of(view: View, before: View) -> list[events.Event]:
-    """Return what a view tells that the one before it did not.
+def events_of(view: View, before: View, node: str = "") -> list[events.Event]:
+    """Return what a view tells the node of this id that the one before it did not.
 
     A round that was opened is told each time: the policy knows by its number what is old.
     """
@@ -87,12 +44,15 @@ def events_of(view: View, before: View) -> list[events.Event]:
         told.append(events.Fenced(view.fenced.why))
     if view.closed is not None and view.closed != before.closed:
         c = view.closed
-        told.append(events.RunClosed(c.incarnation, c.by, c.why, c.finished, c.failures))
+        told.append(events.RunClosed(c.incarnation, c.by, c.why, c.verdict, c.failures))
     if view.opened is not None:
         o = view.opened
         told.append(events.RoundOpened(o.incarnation, o.round, o.why, o.lost))
     if view.waiting != before.waiting:
         told.append(events.NodesWaiting(view.waiting))
+    if view.notices != before.notices:
+        stand = ((n.node, n.label, n.why, n.seconds, n.node == node) for n in view.notices)
+        told.append(events.NoticesStand(tuple(events.Notice(*each) for each in stand)))
     return told
 
 
@@ -108,53 +68,94 @@ class Agent:
             node=config.node,
             local_world_size=config.context.local_world_size,
             stop_grace_seconds=config.stop_grace_seconds,
-            admit_seconds=config.admit_seconds,
+            rules=config.rules,
+            max_restarts=config.context.max_restarts,
         )
         self._seen = View()
         self._fenced_at_join = self._seen.fenced
         self._round: Round | None = None
-        self._workers: WorkerGroup | None = None
-        self._waiting: WaitingLines | None = None
         self._failures: list[Failure] = []
-        self._left = False
+        self._farewell = Farewell(handler, config.close_seconds)
 
     def run(self) -> int:
         """Take part until the run ends or this node goes; return the exit code."""
-        unwatch = self._handler.on_change(self._inbox.put)
+        config, put = self._config, self._inbox.put
+        unwatch = self._handler.on_change(put)
         try:
-            with Guard(complain) as self._guard, signals_to(self._signalled, SIGNALS):
-                try:
-                    return self._loop()
-                finally:
-                    self._end_workers()
+            with (
+                Journal(config.events_file, config.context.run_id, config.node) as self._journal,
+                HealthEndpoint(config.health_port) as self._health,
+                Crew(config, put) as self._crew,
+                Changes(config.worker_store, put, self._call_workers) as self._changes,
+                signals_to(self._signalled, self._signals()),
+            ):
+                self._joining = self._make_joining()
+                return self._loop()
+        except ParameterError as error:  # a file or port that was asked for cannot be had
+            complain(str(error))
+            return verdicts.EXIT_USAGE
         except RallypointError as error:
             complain(str(error))
-            return policy.EXIT_FAILED
+            return verdicts.EXIT_FAILED
         except Exception:  # a fault of ours is a leave, and is shown whole
             complain(f"internal error, this node leaves:\n{traceback.format_exc()}")
-            return policy.EXIT_FAILED
+            return verdicts.EXIT_FAILED
         finally:
             unwatch()
-            self._leave("its agent ends")
+            self._farewell.leave("its agent ends")
+
+    def _make_joining(self) -> Joining:
+        config, checkup = self._config, None
+        if config.health_check:
+            guard = self._crew.guard
+            how = (config.health_check, config.health_check_seconds, config.base_env)
+            checkup = Checkup(*how, guard.watch, guard.forget)
+        put, seconds = self._inbox.put, config.join_seconds
+        return Joining(self._handler, put, seconds, checkup, config.examine)
+
+    def _call_workers(self) -> None:
+        if self._config.admit_signal:
+            self._crew.pass_on(signal.Signals[self._config.admit_signal])
+
+    # -- signals ----------------------------------------------------------------------
+
+    def _signals(self) -> tuple[signal.Signals, ...]:
+        plan = self._config.signals
+        more = [*plan.passed_on, *([plan.preempt] if plan.preempt else [])]
+        return tuple(dict.fromkeys((*SIGNALS, *(signal.Signals[name] for name in more))))
 
     def _signalled(self, number: signal.Signals) -> None:
-        self._inbox.put(events.Signal(number.name, number))
+        plan = self._config.signals
+        if number.name in plan.passed_on:
+            self._inbox.put(events.SignalToPassOn(number.name, number))
+        elif number.name == plan.preempt:
+            self._inbox.put(events.PreemptSignal(number.name, number))
+        else:
+            self._farewell.hurry()
+            self._inbox.put(events.Signal(number.name, number))
+
+    # -- the loop ---------------------------------------------------------------------
 
     def _loop(self) -> int:
         decision = policy.begin(self._state)
+        event: events.Event | None = None
         while True:
+            self._journal.note(event, decision)
             self._state = decision.state
+            self._health.show(decision.state, decision.reason)
             for action in decision.actions:
                 if isinstance(action, events.Exit):
                     return self._exit(action)
                 self._do(action)
-            decision = policy.decide(self._state, self._next_event())
+            event = self._next_event()
+            decision = policy.decide(self._state, event)
 
     def _next_event(self) -> events.Event:
         while not self._pending:
+            self._health.rests()
             item = self._inbox.get()
             if isinstance(item, View):
-                self._pending.extend(events_of(item, self._seen))
+                self._pending.extend(events_of(item, self._seen, self._handler.node_id()))
                 self._seen = item
             elif isinstance(item, Round):
                 self._pending.extend(self._sealed(item))
@@ -163,126 +164,52 @@ class Agent:
         return self._pending.popleft()
 
     def _sealed(self, sealed: Round) -> list[events.Event]:
-        self._end_waiting()
+        self._joining.end()
         self._round = sealed
         # what was pushed after the sealing may have come before the join's answer
         view, before = self._handler.view(), View(fenced=self._fenced_at_join)
         self._seen = view
-        return [events.Sealed(sealed.assignment), *events_of(view, before)]
+        return [events.Sealed(sealed.assignment), *events_of(view, before, self._handler.node_id())]
 
     def _do(self, action: events.Action) -> None:
         match action:
             case events.Join(why=why):
-                self._join(why)
+                self._fenced_at_join = self._handler.view().fenced
+                self._joining.begin(why)
             case events.StartWorkers() if self._round is not None:
                 self._start_workers(self._round)
             case events.StopWorkers(grace_seconds=grace):
-                self._stop_workers(grace)
+                self._crew.stop(grace)
+            case events.PassOn(number=number):
+                self._crew.pass_on(number)
             case events.ReportFailure(failure=failure):
                 self._report_failure(failure)
             case events.Finish():
-                self._finish()
+                self._farewell.finish()
             case events.Leave(why=why):
-                self._leave(why)
-            case events.StartAdmitTimer(round=number, seconds=seconds):
-                timer = threading.Timer(seconds, self._inbox.put, [events.AdmitDue(number)])
-                timer.daemon = True
-                timer.start()
-
-    # -- joining ----------------------------------------------------------------------
-
-    def _join(self, why: str) -> None:
-        if why:
-            say(f"joining the next round: {why}")
-        self._fenced_at_join = self._handler.view().fenced
-        self._waiting = WaitingLines(self._handler.waiting_reason, examine=self._config.examine)
-        self._waiting.start()
-        body = threading.Thread(
-            target=self._ask_for_round, args=[why], name="rallypoint-join", daemon=True
-        )
-        body.start()
-
-    def _ask_for_round(self, why: str) -> None:
-        try:
-            self._inbox.put(self._handler.next_round(why))
-        except BaseException as error:  # handed to the policy, whatever it is
-            self._inbox.put(self._join_failed(error))
-
-    def _join_failed(self, error: BaseException) -> events.JoinFailed:
-        kind = events.JoinError.OTHER
-        for error_type, name in _JOIN_ERRORS:
-            if isinstance(error, error_type):
-                kind = name
-                break
-        text = str(error)
-        if not isinstance(error, RallypointError):
-            text = "".join(traceback.format_exception(error))
-        closed = self._handler.view().closed
-        failures = closed.failures if closed is not None and not closed.finished else ()
-        return events.JoinFailed(kind, text, failures)
-
-    def _end_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.stop()
-            self._waiting = None
-
-    # -- workers ----------------------------------------------------------------------
+                self._farewell.leave(why)
+            case events.GiveNotice(why=why, seconds=seconds):
+                self._give_notice(why, seconds)
+            case events.AskToSave():
+                self._changes.ask(action)
+            case events.TakeBack():
+                self._changes.take_back()
+            case events.LetGoOn():
+                self._changes.let_go_on(action)
+            case events.StartAdmitTimer(round=number, seconds=seconds, timer=timer):
+                self._later(seconds, events.AdmitDue(number, timer))
+            case events.StartBackoffTimer(round=number, seconds=seconds, why=why):
+                say(why)
+                self._later(seconds, events.BackoffOver(number))
 
     def _start_workers(self, sealed: Round) -> None:
-        context, seat = self._config.context, sealed.assignment
-        if self._config.worker_token is not None:
-            context = msgspec.structs.replace(context, token=self._config.worker_token())
-        if seat.size > 1 or seat.round > 1:
-            say(f"round {seat.round}: rank {seat.rank} of {seat.size} nodes ({seat.reason})")
-        specs, outputs = [], []
-        for local_rank in range(context.local_world_size):
-            env = worker_environment(
-                self._config.base_env, context, seat, local_rank, sealed.master
-            )
-            specs.append(Spec(local_rank, self._config.argv, env))
-            rank = seat.worker_offset + local_rank
-            outputs.append(self._config.output.worker(context.run_id, seat.round, rank, local_rank))
-        self._workers = WorkerGroup(
-            self._exit_sink(seat.round), self._background_failed, self._guard.forget
-        )
-        try:
-            self._workers.start(specs, outputs)
-        except ParameterError as error:
-            self._inbox.put(events.AgentFailed(str(error)))
-        self._guard.watch(self._workers.pids)
+        self._changes.take_back()  # what was announced was for the round before
+        self._crew.start(sealed, self._changes.environment())
 
-    def _exit_sink(self, number: int) -> Callable[[Ended], None]:
-        def put(ended: Ended) -> None:
-            self._inbox.put(
-                events.WorkerExited(
-                    number, ended.local_rank, ended.exit_code, ended.signal, now_text(), ended.lines
-                )
-            )
-
-        return put
-
-    def _background_failed(self, error: BaseException) -> None:
-        self._inbox.put(events.AgentFailed("".join(traceback.format_exception(error))))
-
-    def _stop_workers(self, grace_seconds: float) -> None:
-        if self._workers is None:
-            self._inbox.put(events.WorkersStopped())
-            return
-        group = self._workers
-
-        def stopped(stuck: tuple[int, ...]) -> None:
-            self._warn_stuck(stuck)
-            self._inbox.put(events.WorkersStopped(stuck))
-
-        group.stop(grace_seconds, stopped)
-
-    def _end_workers(self) -> None:
-        if self._workers is not None:
-            self._warn_stuck(self._workers.kill())
-
-    def _warn_stuck(self, stuck: tuple[int, ...]) -> None:
-        if stuck:
-            complain(f"could not end these processes, going on without: {list(stuck)}")
+    def _later(self, seconds: float, event: events.Event) -> None:
+        timer = threading.Timer(seconds, self._inbox.put, [event])
+        timer.daemon = True
+        timer.start()
 
     # -- the coordinator --------------------------------------------------------------
 
@@ -293,30 +220,19 @@ class Agent:
         except RallypointError as error:
             complain(f"the others could not be told of a failed worker: {error}")
 
-    def _finish(self) -> None:
-        try:
-            self._handler.finish()
-        except RallypointError as error:
-            complain(f"work is done, but the coordinator could not be told: {error}")
+    def _give_notice(self, why: str, seconds: float | None) -> None:
+        say(f"this node will leave soon: {why}; telling all nodes")
 
-    def _leave(self, why: str) -> None:
-        if self._left:
-            return
-        self._left = True
-        told = threading.Thread(target=self._say_leave, args=[why], daemon=True)
-        told.start()
-        told.join(LEAVE_SECONDS)  # a signal must not wait for a server that is gone
-        if told.is_alive():
-            say(f"left without an answer of the coordinator in {LEAVE_SECONDS:g} s")
+        def tell() -> None:
+            try:
+                self._handler.notice(why, seconds)
+            except RallypointError as error:
+                complain(f"the others could not be told that this node will leave: {error}")
 
-    def _say_leave(self, why: str) -> None:
-        try:
-            self._handler.leave(why)
-        except RallypointError as error:
-            say(f"left without a word to the coordinator: {error}")
+        threading.Thread(target=tell, name="rallypoint-notice", daemon=True).start()
 
     def _exit(self, end: events.Exit) -> int:
-        self._end_waiting()
+        self._joining.end()
         text = final_report(end, self._failures)
         if text:
             complain(text)

@@ -9,7 +9,8 @@ from enum import StrEnum
 import msgspec
 
 from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.core.state import Failure
+from rallypoint.rendezvous.core.state import Failure, Verdict
+from rallypoint.worker.change import ChangeKind
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -45,6 +46,26 @@ class WorkerExited(_Value, frozen=True):
     lines: tuple[str, ...] = ()
 
 
+class WorkerHung(_Value, frozen=True):
+    """A worker of `round` stands still: it lives, and its steps have stopped.
+
+    Args:
+        round: the round it works in.
+        local_rank: its rank on this node.
+        step: the last step that it told.
+        still_seconds: how long ago that was.
+        at: when it was noticed, as a text for people.
+        lines: its stack, as far as it could be had.
+    """
+
+    round: int
+    local_rank: int
+    step: int
+    still_seconds: float
+    at: str = ""
+    lines: tuple[str, ...] = ()
+
+
 class WorkersStopped(_Value, frozen=True):
     """All workers are gone (or were given up: see `stuck`, their process ids)."""
 
@@ -66,8 +87,46 @@ class NodesWaiting(_Value, frozen=True):
     count: int
 
 
+class Notice(_Value, frozen=True):
+    """A node of the round will leave.
+
+    Args:
+        node: its id.
+        label: its label, for people.
+        why: for people.
+        seconds: how long it still has, None if that is not known.
+        mine: whether it is this node.
+    """
+
+    node: str
+    label: str
+    why: str
+    seconds: float | None = None
+    mine: bool = False
+
+
+class NoticesStand(_Value, frozen=True):
+    """These notices stand now, the oldest first."""
+
+    notices: tuple[Notice, ...]
+
+
+class WorkersSaved(_Value, frozen=True):
+    """All ranks of `round` have saved at `step`, as they were asked to."""
+
+    round: int
+    step: int
+
+
 class AdmitDue(_Value, frozen=True):
-    """The admit timer that was started in `round` is over."""
+    """The admit timer of this number that was started in `round` is over."""
+
+    round: int
+    timer: int
+
+
+class BackoffOver(_Value, frozen=True):
+    """The pause before `round`'s workers are started is over."""
 
     round: int
 
@@ -78,8 +137,13 @@ class RunClosed(_Value, frozen=True):
     incarnation: int
     by: str
     why: str
-    finished: bool
+    verdict: Verdict
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all went well."""
+        return self.verdict is Verdict.FINISHED
 
 
 class Fenced(_Value, frozen=True):
@@ -96,19 +160,38 @@ class JoinError(StrEnum):
     TIMEOUT = "timeout"
     CONNECTION = "connection"
     REFUSED = "refused"
+    UNHEALTHY = "unhealthy"
     OTHER = "other"
 
 
 class JoinFailed(_Value, frozen=True):
-    """The join ended without a round; `text` is the error's message."""
+    """The join ended without a round; `text` is the error's message.
+
+    `verdict` and `failures` are the run's, where it is known to be closed.
+    """
 
     error: JoinError
     text: str
     failures: tuple[Failure, ...] = ()
+    verdict: Verdict | None = None
 
 
 class Signal(_Value, frozen=True):
     """A signal asks this agent to go."""
+
+    name: str
+    number: int
+
+
+class SignalToPassOn(_Value, frozen=True):
+    """A signal that is meant for the workers (`--forward-signals`)."""
+
+    name: str
+    number: int
+
+
+class PreemptSignal(_Value, frozen=True):
+    """A signal says that this node will be taken away soon (`--preempt-signal`)."""
 
     name: str
     number: int
@@ -121,8 +204,9 @@ class AgentFailed(_Value, frozen=True):
 
 
 Event = (
-    Sealed | WorkerExited | WorkersStopped | RoundOpened | NodesWaiting | AdmitDue
-    | RunClosed | Fenced | JoinFailed | Signal | AgentFailed
+    Sealed | WorkerExited | WorkerHung | WorkersStopped | RoundOpened | NodesWaiting | NoticesStand
+    | WorkersSaved | AdmitDue | BackoffOver | RunClosed | Fenced | JoinFailed | Signal
+    | SignalToPassOn | PreemptSignal | AgentFailed
 )  # fmt: skip
 
 
@@ -167,10 +251,70 @@ class Leave(_Value, frozen=True):
 
 
 class StartAdmitTimer(_Value, frozen=True):
-    """Answer with `AdmitDue(round)` after `seconds`."""
+    """Answer with `AdmitDue(round, timer)` after `seconds`."""
 
     round: int
     seconds: float
+    timer: int
+
+
+class AskToSave(_Value, frozen=True):
+    """Announce a change to the workers, so that they save.
+
+    Args:
+        incarnation: of the run.
+        round: that the workers are in.
+        kind: of the change.
+        who: for people.
+        why: for people.
+        seconds: how long they have.
+        watch: answer with `WorkersSaved` when all ranks have saved.
+    """
+
+    incarnation: int
+    round: int
+    kind: ChangeKind
+    who: str
+    why: str
+    seconds: float
+    watch: bool
+
+
+class TakeBack(_Value, frozen=True):
+    """Tell the workers that no change is pending any more."""
+
+
+class LetGoOn(_Value, frozen=True):
+    """Let the workers go on that have saved at `step` for a change that does not come."""
+
+    incarnation: int
+    round: int
+    step: int
+
+
+class StartBackoffTimer(_Value, frozen=True):
+    """Answer with `BackoffOver(round)` after `seconds`; `why` is told to the user."""
+
+    round: int
+    seconds: float
+    why: str
+
+
+class PassOn(_Value, frozen=True):
+    """Send a signal to each worker itself; what it started is the worker's business."""
+
+    name: str
+    number: int
+
+
+class GiveNotice(_Value, frozen=True):
+    """Tell the coordinator, and through it all nodes, that this node will leave soon.
+
+    `seconds`: how long it still has, None if that is not known.
+    """
+
+    why: str
+    seconds: float | None = None
 
 
 class Exit(_Value, frozen=True):
@@ -181,4 +325,7 @@ class Exit(_Value, frozen=True):
     failures: tuple[Failure, ...] = ()
 
 
-Action = Join | StartWorkers | StopWorkers | ReportFailure | Finish | Leave | StartAdmitTimer | Exit
+Action = (
+    Join | StartWorkers | StopWorkers | ReportFailure | Finish | Leave | StartAdmitTimer
+    | AskToSave | TakeBack | LetGoOn | StartBackoffTimer | PassOn | GiveNotice | Exit
+)  # fmt: skip

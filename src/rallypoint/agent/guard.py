@@ -1,11 +1,12 @@
 """A helper process that ends the workers when the agent is killed with no chance to do so.
 
-The agent holds the only writing end of a pipe and names on it each worker's process group as
-it comes and goes ("+PID", "-PID"). However the agent ends, the kernel closes the pipe; the
-guard, in a session of its own, then kills the groups that are left. Works wherever pipes do.
+The agent holds the only writing end of a pipe and names on it each worker as it comes and
+goes ("+PID START", "-PID"). However the agent ends, the kernel closes the pipe; the guard, in
+a session of its own, then kills the workers that are left and all that came from them
+(`agent.tree`). Works wherever pipes do.
 
-This file is also the guard's program, started by path: the standard library only, so that
-it is up in a few milliseconds.
+A worker that is just being started holds a copy of the pipe until it runs its own program,
+so the guard begins only when each one can be seen by its mark: none slips through.
 """
 
 import contextlib
@@ -15,18 +16,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from rallypoint.agent import tree
+
+END_SECONDS = 10.0
+QUIET_PASSES = 2  # a worker that closed the pipe a moment before its exec has no mark yet
+GOODBYE = b".\n"  # the agent has ended its workers itself
+
 
 class Guard:
-    """The agent's end: names the groups to be killed if this process dies.
+    """The agent's end: names the workers to be killed if this process dies.
 
     Args:
         on_lost: called once with a sentence if the guard itself was ended by someone.
+        mark: in the environment of all workers (`tree.MARK`).
     """
 
-    def __init__(self, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_lost: Callable[[str], None], mark: str) -> None:
         """Start the guard. Raises OSError when no process can be started."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -35,7 +44,8 @@ class Guard:
         self._pipe = os.fdopen(write_end, "wb")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", __file__],
+                [sys.executable, "-P", "-m", __name__, mark],  # -P: no module of the user's
+                env=_environment(),
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -43,18 +53,18 @@ class Guard:
         finally:
             os.close(read_end)
 
-    def watch(self, groups: Iterable[int]) -> None:
-        """Name groups to be killed."""
-        self._write("+", groups)
+    def watch(self, workers: tree.Roots) -> None:
+        """Name workers to be killed: process id and start time."""
+        self._write(f"+{pid} {start!r}\n" for pid, start in workers.items())
 
-    def forget(self, groups: Iterable[int]) -> None:
-        """Take groups back, before their ids can be used again."""
-        self._write("-", groups)
+    def forget(self, workers: Iterable[int]) -> None:
+        """Take workers back, before their ids can be used again."""
+        self._write(f"-{pid}\n" for pid in workers)
 
-    def _write(self, sign: str, groups: Iterable[int]) -> None:
+    def _write(self, lines: Iterable[str]) -> None:
         with self._lock:
             try:
-                self._pipe.write("".join(f"{sign}{group}\n" for group in groups).encode())
+                self._pipe.write("".join(lines).encode())
                 self._pipe.flush()
             except BrokenPipeError:
                 if not self._lost:
@@ -64,6 +74,7 @@ class Guard:
     def close(self) -> None:
         """End the guard; it kills what is still named."""
         with contextlib.suppress(BrokenPipeError):
+            self._pipe.write(GOODBYE)
             self._pipe.close()
         try:
             self._process.wait(timeout=5.0)
@@ -83,25 +94,34 @@ class Guard:
         self.close()
 
 
-def groups_left(lines: Iterable[bytes]) -> set[int]:
-    """Return the groups that were named and not taken back, once the lines end."""
-    groups: set[int] = set()
+def _environment() -> dict[str, str]:
+    """Return ours, in which this package is found wherever it was imported from."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).resolve().parents[2])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def workers_left(lines: Iterable[bytes]) -> tuple[dict[int, float], bool]:
+    """Return the workers still named once the lines end, and whether the agent said goodbye."""
+    workers: dict[int, float] = {}
     for line in lines:
+        if line == GOODBYE:
+            return workers, True
         if line.startswith(b"+"):
-            groups.add(int(line[1:]))
+            pid, start = line[1:].split()
+            workers[int(pid)] = float(start)
         else:
-            groups.discard(int(line[1:]))
-    return groups
+            workers.pop(int(line[1:]), None)
+    return workers, False
 
 
-def _guard(pipe: IO[bytes]) -> None:
-    for group in groups_left(pipe):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+def _guard(pipe: IO[bytes], mark: str) -> None:
+    workers, goodbye = workers_left(pipe)
+    if workers or not goodbye:
+        tree.end(mark, workers, END_SECONDS, QUIET_PASSES)
 
 
 if __name__ == "__main__":
     # A scheduler that ends a job signals all its processes at once: the guard goes last.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _guard(sys.stdin.buffer)
+    _guard(sys.stdin.buffer, sys.argv[1])

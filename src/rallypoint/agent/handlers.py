@@ -13,12 +13,15 @@ import msgspec
 
 from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo
-from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.core.state import Failure
+from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.core.events import Assignment, RunClosed
+from rallypoint.rendezvous.core.state import Failure, Verdict
+from rallypoint.wallclock import now_text
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+
+NAMED_NODES = 64  # up to so many, a user who waits is told about each
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -56,8 +59,16 @@ class AgentHandler(ABC):
         """Go; the handler is not used after it."""
 
     @abstractmethod
-    def waiting_reason(self) -> str:
-        """Return what a join waits for, "" if that cannot be known. May raise RallypointError."""
+    def notice(self, why: str, seconds: float | None) -> None:
+        """Say that this node will leave soon, in so many seconds if that is known."""
+
+    @abstractmethod
+    def node_id(self) -> str:
+        """Return the id under which this node is known, "" if nobody tells it of nodes."""
+
+    @abstractmethod
+    def waiting_for(self) -> Report | None:
+        """Return what the run is doing, None if that cannot be known. May raise RallypointError."""
 
 
 class Elastic(AgentHandler):
@@ -65,6 +76,7 @@ class Elastic(AgentHandler):
 
     def __init__(self, handler: "DynamicRendezvousHandler") -> None:
         self._handler = handler
+        self._is_small = False
 
     def next_round(self, why: str) -> Round:
         """See the base."""
@@ -99,9 +111,23 @@ class Elastic(AgentHandler):
         self._handler.leave(why)
         self._handler.shutdown()
 
-    def waiting_reason(self) -> str:
+    def notice(self, why: str, seconds: float | None) -> None:
         """See the base."""
-        return self._handler.waiting_for().reason
+        self._handler.notice(why, seconds)
+
+    def node_id(self) -> str:
+        """See the base."""
+        return self._handler.node_id
+
+    def waiting_for(self) -> Report | None:
+        """See the base; members are asked for only where there are few."""
+        if not self._is_small:
+            found = self._handler.waiting_for()
+            settings = found.settings
+            self._is_small = settings is not None and settings.max_nodes <= NAMED_NODES
+            if not self._is_small:
+                return found
+        return self._handler.report()
 
 
 class Fixed(AgentHandler):
@@ -121,14 +147,16 @@ class Fixed(AgentHandler):
         self._max_restarts = max_restarts
         self._rounds = 0
         self._failures: list[Failure] = []
+        self._view = View()
 
     def next_round(self, why: str) -> Round:
         """See the base."""
         if len(self._failures) > self._max_restarts:
-            raise RendezvousClosedError(
-                f"a worker failed and max_restarts={self._max_restarts} is used up: "
-                f"{self._failures[0].label}"
-            )
+            first = self._failures[0].label
+            text = f"a worker failed and max_restarts={self._max_restarts} is used up: {first}"
+            how = (text, Verdict.BUDGET, tuple(self._failures))
+            self._view = View(closed=RunClosed(1, self._rounds, "this node", now_text(), *how))
+            raise RendezvousClosedError(text)
         info = self._handler.next_rendezvous()
         self._rounds += 1
         master = _master(info)
@@ -144,7 +172,7 @@ class Fixed(AgentHandler):
         total = info.world_size * self._local_world_size
         return Assignment(
             1, self._rounds, info.rank, info.world_size, first, total, first, total,
-            *master, len(self._failures), why or "all nodes have met",
+            *master, len(self._failures), why or "all nodes have met", len(self._failures),
         )  # fmt: skip
 
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
@@ -152,8 +180,8 @@ class Fixed(AgentHandler):
         return lambda: None
 
     def view(self) -> View:
-        """See the base; nothing is ever told."""
-        return View()
+        """See the base; nothing is told but that its own budget is used up."""
+        return self._view
 
     def finish(self) -> None:
         """See the base; nobody needs to know."""
@@ -167,9 +195,16 @@ class Fixed(AgentHandler):
         self._handler.pre_shutdown()
         self._handler.shutdown()
 
-    def waiting_reason(self) -> str:
+    def notice(self, why: str, seconds: float | None) -> None:
+        """See the base; there is nobody to tell."""
+
+    def node_id(self) -> str:
         """See the base."""
         return ""
+
+    def waiting_for(self) -> Report | None:
+        """See the base."""
+        return None
 
 
 def _master(info: RendezvousInfo) -> tuple[str, int] | None:

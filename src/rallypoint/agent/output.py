@@ -1,31 +1,29 @@
 """Where the workers' stdout and stderr go.
 
 torchrun's words: `redirects` sends a stream to a file only, `tee` to a file and to the
-console with a prefix; each is 0 (none), 1 (stdout), 2 (stderr) or 3 (both), for all local
-ranks ("3") or for some ("0:1,1:3"). With a log directory and neither word, both streams go
-to the files and, without a prefix, to the console. Files: LOGDIR/RUNID/round_N/RANK/stdout.log.
+console with a prefix, [node rank]; each is 0 (none), 1 (stdout), 2 (stderr) or 3 (both), for
+all local ranks ("3") or for some ("0:1,1:3"). With a log directory and neither word, both
+streams go to the files and, without a prefix, to the console. Files:
+LOGDIR/RUNID/round_N/RANK/stdout.log.
 
-A stream that nothing has to look at is inherited. stderr always passes through a pipe, byte
-by byte as it comes (progress bars included), so that its last lines are known when a worker
-fails; what it writes is never held back.
+A stream that nothing has to look at is inherited. stderr always passes through a pipe
+(`agent.pump`), so that its last lines are known when a worker fails; what it writes is never
+held back.
 """
 
+import functools
 import os
-import threading
-from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
+from rallypoint.agent.logfile import LogFile
+from rallypoint.agent.pump import NAMES, STDERR, STDOUT, Pump, Way
 from rallypoint.errors import ParameterError
+from rallypoint.wallclock import now_text
 
-LAST_LINES = 20
-LINE_LIMIT_BYTES = 4096
-CHUNK_BYTES = 65536
-STDOUT, STDERR = 1, 2
-_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
-_console_lock = threading.Lock()
+COLOURS = (36, 33, 35, 32, 34, 31)  # of prefixes, by rank
 
 Choice = dict[int | None, int]  # local rank, or None for all -> 0..3
 
@@ -59,13 +57,23 @@ class OutputPlan(msgspec.Struct, frozen=True):
         log_dir: directory for the files, None for no files.
         redirects: streams that go to a file only.
         tee: streams that go to a file, and with a prefix to the console.
-        role: name in the prefix.
+        role: name in the prefix, where it is not "default".
+        node: name of this node, in the prefix and in JSON.
+        max_bytes: size at which a file is turned over, 0 for never.
+        keep: older files that stay.
+        as_json: whether each line of the console is a JSON object.
+        coloured: streams whose console shows colours.
     """
 
     log_dir: Path | None = None
     redirects: Choice = {}
     tee: Choice = {}
     role: str = "default"
+    node: str = ""
+    max_bytes: int = 0
+    keep: int = 0
+    as_json: bool = False
+    coloured: frozenset[int] = frozenset()
 
     def worker(self, run_id: str, round_number: int, rank: int, local_rank: int) -> "WorkerOutput":
         """Return the output of one worker in one round."""
@@ -80,19 +88,49 @@ class OutputPlan(msgspec.Struct, frozen=True):
         for stream in (STDOUT, STDERR):
             to_file = folder is not None and (all_to_files or bool((redirects | tee) & stream))
             routes[stream] = Route(
-                path=folder / f"{_NAMES[stream]}.log" if folder is not None and to_file else None,
+                path=folder / f"{NAMES[stream]}.log" if folder is not None and to_file else None,
                 console=not redirects & stream or bool(tee & stream),
-                prefix=f"[{self.role} {rank}]:" if tee & stream else "",
+                dress=self._dress(round_number, rank, stream, bool(tee & stream)),
+                max_bytes=self.max_bytes,
+                keep=self.keep,
             )
         return WorkerOutput(routes)
 
+    def _dress(
+        self, round_number: int, rank: int, stream: int, teed: bool
+    ) -> Callable[[bytes], bytes] | None:
+        if self.as_json:
+            facts = {"node": self.node, "rank": rank, "round": round_number}
+            return functools.partial(_as_json, {**facts, "stream": NAMES[stream]})
+        if not teed:
+            return None
+        names = [self.node, *([self.role] if self.role != "default" else []), str(rank)]
+        prefix = f"[{' '.join(filter(None, names))}]:"
+        if stream in self.coloured:
+            prefix = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{prefix}\x1b[0m"
+        return f"{prefix} ".encode().__add__
+
+
+def _as_json(facts: Mapping[str, object], line: bytes) -> bytes:
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    return msgspec.json.encode({"at": now_text(), "source": "worker", **facts, "text": text})
+
 
 class Route(msgspec.Struct, frozen=True):
-    """Where one stream goes: a file, the console, or both; `prefix` begins console lines."""
+    """Where one stream goes: a file, the console, or both.
+
+    Args:
+        path: of the file, None for none.
+        console: whether it goes there, too.
+        dress: what makes a console line of a line; None: bytes go as they come.
+        max_bytes, keep: of the file, as in the plan.
+    """
 
     path: Path | None
     console: bool
-    prefix: str
+    dress: Callable[[bytes], bytes] | None = None
+    max_bytes: int = 0
+    keep: int = 0
 
 
 class Streams(msgspec.Struct, frozen=True):
@@ -107,7 +145,7 @@ class WorkerOutput:
 
     def __init__(self, routes: dict[int, Route]) -> None:
         self._routes = routes
-        self._pumps: dict[int, _Pump] = {}
+        self._pumps: dict[int, Pump] = {}
         self._ours: list[int] = []
 
     def open(self) -> Streams:
@@ -124,15 +162,14 @@ class WorkerOutput:
         return Streams(fds[STDOUT], fds[STDERR])
 
     def _open_stream(self, stream: int, route: Route) -> int | None:
-        if stream == STDOUT and route.path is None and route.console and not route.prefix:
+        if stream == STDOUT and route.path is None and route.console and route.dress is None:
             return None
-        file: IO[bytes] | None = None
+        file = None
         if route.path is not None:
-            route.path.parent.mkdir(parents=True, exist_ok=True)
-            file = route.path.open("ab", buffering=0)
+            file = LogFile(route.path, route.max_bytes, route.keep)
         read_end, write_end = os.pipe()
         self._ours.append(write_end)
-        self._pumps[stream] = _Pump(read_end, stream, route, file)
+        self._pumps[stream] = Pump(read_end, stream, Way(file, route.console, route.dress, stream))
         return write_end
 
     def begin(self) -> None:
@@ -153,6 +190,11 @@ class WorkerOutput:
         pump = self._pumps.get(STDERR)
         return pump.last_lines(wait_seconds) if pump is not None else ()
 
+    def said_after(self, act: Callable[[], None], limit_seconds: float) -> tuple[str, ...]:
+        """Do something; return what then comes on stderr, () if nothing does."""
+        pump = self._pumps.get(STDERR)
+        return pump.said_after(act, limit_seconds) if pump is not None else ()
+
     def close(self) -> None:
         """Wait shortly for what was written before the end of the worker."""
         for pump in self._pumps.values():
@@ -162,78 +204,3 @@ class WorkerOutput:
         for fd in self._ours:
             os.close(fd)
         self._ours.clear()
-
-
-class _Pump(threading.Thread):
-    """Carries one stream from its pipe to where it goes, and remembers its last lines."""
-
-    def __init__(self, fd: int, stream: int, route: Route, file: IO[bytes] | None) -> None:
-        super().__init__(name=f"rallypoint-{_NAMES[stream]}", daemon=True)
-        self._fd = fd
-        self._stream = stream
-        self._route = route
-        self._file = file
-        self._console = route.console
-        self._lines: deque[bytes] = deque(maxlen=LAST_LINES)
-        self._partial = b""
-        self._unprefixed = b""
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        try:
-            while chunk := os.read(self._fd, CHUNK_BYTES):
-                self._remember(chunk)
-                self._write_file(chunk)
-                self._write_console(chunk)
-            if self._unprefixed:
-                self._write_console(b"\n")
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Close what the pump holds."""
-        os.close(self._fd)
-        if self._file is not None:
-            self._file.close()
-
-    def last_lines(self, wait_seconds: float) -> tuple[str, ...]:
-        self.join(wait_seconds)
-        with self._lock:
-            lines = [*self._lines, *([self._partial] if self._partial.strip() else [])]
-        return tuple(line.decode("utf-8", "replace").rstrip() for line in lines[-LAST_LINES:])
-
-    def _remember(self, chunk: bytes) -> None:
-        with self._lock:
-            *whole, self._partial = (self._partial + chunk).split(b"\n")
-            self._lines.extend(line[-LINE_LIMIT_BYTES:] for line in whole)
-            self._partial = self._partial[-LINE_LIMIT_BYTES:]
-
-    def _write_file(self, chunk: bytes) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(chunk)
-        except OSError as error:
-            self._file.close()
-            self._file = None
-            self._console = True  # a full disk must not lose what a worker says
-            note = f"rallypoint: {self._route.path}: {error.strerror}; going on without it\n"
-            self._to_console(2, note.encode())
-
-    def _write_console(self, chunk: bytes) -> None:
-        if not self._console:
-            return
-        if self._route.prefix:
-            *whole, self._unprefixed = (self._unprefixed + chunk).split(b"\n")
-            head = self._route.prefix.encode()
-            chunk = b"".join(head + line + b"\n" for line in whole)
-        self._to_console(self._stream, chunk)
-
-    def _to_console(self, fd: int, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            with _console_lock:
-                while view:
-                    view = view[os.write(fd, view) :]
-        except OSError:
-            self._console = False  # nobody reads the console any more; the worker goes on

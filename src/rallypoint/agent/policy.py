@@ -2,9 +2,10 @@
 
     decide(state, event) -> Decision(state, actions, reason)
 
-An agent is in one of four phases, and each event is met by that phase's one function:
+An agent is in one of five phases, and each event is met by that phase's one function:
 
     Joining    asking for a round; no worker runs
+    Pausing    has a seat in a round; its workers wait, because those before failed
     Working    workers of one round run
     Stopping   workers are being ended; `then` says what for: the next round, or the exit
     Over       Exit was said; nothing is done any more
@@ -22,37 +23,43 @@ from functools import singledispatch
 
 import msgspec
 
+from rallypoint.agent import admission, backoff, verdicts
+from rallypoint.agent.admission import Admission, Outcome, Rules
 from rallypoint.agent.events import (
     Action,
     AdmitDue,
     AgentFailed,
+    BackoffOver,
     Event,
     Exit,
     Fenced,
     Finish,
+    GiveNotice,
     Join,
-    JoinError,
     JoinFailed,
     Leave,
     NodesWaiting,
+    Notice,
+    NoticesStand,
+    PassOn,
+    PreemptSignal,
     ReportFailure,
     RoundOpened,
     RunClosed,
     Sealed,
     Signal,
-    StartAdmitTimer,
+    SignalToPassOn,
+    StartBackoffTimer,
     StartWorkers,
     StopWorkers,
     WorkerExited,
+    WorkerHung,
+    WorkersSaved,
     WorkersStopped,
 )
+from rallypoint.agent.verdicts import EXIT_DONE, EXIT_FAILED
 from rallypoint.rendezvous.core.events import Assignment
 from rallypoint.rendezvous.core.state import Failure
-
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_SIGNAL_BASE = 128
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -66,13 +73,20 @@ class Joining(_Value, frozen=True):
     """A join is under way."""
 
 
+class Pausing(_Value, frozen=True):
+    """The round is agreed; its workers are started after a pause (`agent.backoff`)."""
+
+    assignment: Assignment
+    waiting: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
 class Working(_Value, frozen=True):
-    """Workers run. `done` are the local ranks that ended well; `admitting`: a timer runs."""
+    """Workers run. `done` are the local ranks that ended well; `admission`: what may change."""
 
     assignment: Assignment
     done: frozenset[int] = frozenset()
-    waiting: int = 0
-    admitting: bool = False
+    admission: Admission = Admission()
 
 
 class Stopping(_Value, frozen=True):
@@ -86,6 +100,9 @@ class Over(_Value, frozen=True):
     """Exit was said."""
 
 
+Phase = Joining | Pausing | Working | Stopping | Over
+
+
 class AgentState(_Value, frozen=True):
     """One agent.
 
@@ -93,15 +110,17 @@ class AgentState(_Value, frozen=True):
         node: label of the node, for failures.
         local_world_size: workers of this node.
         stop_grace_seconds: time that workers have between being asked and being killed.
-        admit_seconds: wait after a newcomer, so that several give one new round (C5).
+        rules: how nodes are let in and out.
+        max_restarts: the run's failure budget, for the exit code.
         phase: where it stands.
     """
 
     node: str
     local_world_size: int
     stop_grace_seconds: float = 30.0
-    admit_seconds: float = 0.1
-    phase: Joining | Working | Stopping | Over = Joining()
+    rules: Rules = Rules()
+    max_restarts: int = 0
+    phase: Phase = Joining()
 
 
 class Decision(_Value, frozen=True):
@@ -127,7 +146,7 @@ def _in_phase(_phase: object, state: AgentState, _event: Event) -> Decision:
     return Decision(state)
 
 
-def _to(state: AgentState, phase: Joining | Working | Stopping | Over) -> AgentState:
+def _to(state: AgentState, phase: Phase) -> AgentState:
     return msgspec.structs.replace(state, phase=phase)
 
 
@@ -138,17 +157,55 @@ def _exit(state: AgentState, end: Exit, before: tuple[Action, ...] = ()) -> Deci
 @_in_phase.register
 def _joining(phase: Joining, state: AgentState, event: Event) -> Decision:
     match event:
+        case Sealed(assignment=seat) if seconds := backoff.pause_seconds(seat.failing):
+            why = backoff.crash_loop(seat.failing, seconds)
+            timer = StartBackoffTimer(seat.round, seconds, why)
+            return Decision(_to(state, Pausing(seat)), (timer,), why)
         case Sealed(assignment=seat):
-            reason = f"round {seat.round} is sealed: {seat.reason}"
-            return Decision(_to(state, Working(seat)), (StartWorkers(seat),), reason)
+            return _start(state, seat)
         case JoinFailed() as failed:
-            return _exit(state, _end_of_join(failed))
-        case Signal() as signal:
-            end = _end_by_signal(signal)
+            return _exit(state, verdicts.of_join(failed, state.max_restarts))
+        case Signal() | PreemptSignal():
+            end = verdicts.of_signal(event)
             return _exit(state, end, (Leave(end.text),))
         case AgentFailed(text=text):
             return _exit(state, Exit(EXIT_FAILED, text), (Leave(text),))
     return Decision(state)  # what else is told ends the join, whose answer says what it means
+
+
+def _start(state: AgentState, seat: Assignment, *told: NodesWaiting | NoticesStand) -> Decision:
+    reason = f"round {seat.round} is sealed: {seat.reason}"
+    started = Decision(_to(state, Working(seat)), (StartWorkers(seat),), reason)
+    for event in told:  # during the pause
+        then = decide(started.state, event)
+        actions = (*started.actions, *then.actions)
+        started = Decision(then.state, actions, then.reason or started.reason)
+    return started
+
+
+@_in_phase.register
+def _pausing(phase: Pausing, state: AgentState, event: Event) -> Decision:
+    seat = phase.assignment
+    match event:
+        case BackoffOver() if event.round == seat.round:
+            told = (NodesWaiting(phase.waiting), NoticesStand(phase.notices))
+            return _start(state, seat, *told)
+        case NodesWaiting(count=count):
+            return Decision(_to(state, Pausing(seat, count, phase.notices)))
+        case NoticesStand(notices=notices):
+            return Decision(_to(state, Pausing(seat, phase.waiting, notices)))
+        case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
+            return Decision(_to(state, Joining()), (Join(why),), _because_of(event))
+        case Fenced(why=why):
+            return Decision(_to(state, Joining()), (Join(f"was fenced: {why}"),), why)
+        case RunClosed() if event.incarnation >= seat.incarnation:
+            return _exit(state, verdicts.of_run(event, state.max_restarts))
+        case Signal() | PreemptSignal():
+            end = verdicts.of_signal(event)
+            return _exit(state, end, (Leave(end.text),))
+        case AgentFailed(text=text):
+            return _exit(state, Exit(EXIT_FAILED, text), (Leave(text),))
+    return Decision(state)
 
 
 @_in_phase.register
@@ -157,22 +214,33 @@ def _working(phase: Working, state: AgentState, event: Event) -> Decision:
     match event:
         case WorkerExited() if event.round == seat.round:
             return _worker_exited(phase, state, event)
+        case WorkerHung() if event.round == seat.round:
+            return _worker_hung(phase, state, event)
         case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
-            return _stop(state, Join(why), _because_of(event))
+            return _go_on(phase, state, Join(why), _because_of(event))
         case Fenced(why=why):
-            return _stop(state, Join(f"was fenced: {why}"), f"this node was fenced: {why}")
-        case NodesWaiting(count=count):
-            return _nodes_wait(phase, state, count)
-        case AdmitDue() if event.round == seat.round and phase.admitting:
-            return _admit(phase, state)
+            join = Join(f"was fenced: {why}")
+            return _go_on(phase, state, join, f"this node was fenced: {why}")
+        case NodesWaiting() | NoticesStand() | AdmitDue() | WorkersSaved():
+            outcome = admission.decide(phase.admission, state.rules, seat, event)
+            return _admitted(phase, state, outcome)
         case RunClosed() if event.incarnation >= seat.incarnation:
-            end = _end_of_run(event)
+            end = verdicts.of_run(event, state.max_restarts)
             if event.finished:  # the others' work is done, and this node was not one of them
                 end = Exit(EXIT_DONE, f"the run has finished without this node: {event.why}")
             return _stop(state, end, end.text)
         case Signal() as signal:
-            end = _end_by_signal(signal)
-            return _stop(state, end, end.text, (Leave(end.text),), signalled=True)
+            outcome = admission.asked_to_go(
+                phase.admission, state.rules, seat, verdicts.of_signal(signal)
+            )
+            return _admitted(phase, state, outcome)
+        case SignalToPassOn(name=name, number=number):
+            return Decision(state, (PassOn(name, number),), f"{name} is passed on to the workers")
+        case PreemptSignal() as signal:
+            outcome = admission.will_go(
+                phase.admission, state.rules, seat, verdicts.of_signal(signal)
+            )
+            return _admitted(phase, state, outcome)
         case AgentFailed(text=text):
             return _stop(state, Exit(EXIT_FAILED, text), text, (Leave(text),))
     return Decision(state)
@@ -186,16 +254,20 @@ def _stopping(phase: Stopping, state: AgentState, event: Event) -> Decision:
                 return _exit(state, phase.then)
             return Decision(_to(state, Joining()), (phase.then,), phase.then.why)
         case RunClosed() if isinstance(phase.then, Join):
-            end = _end_of_run(event)
+            end = verdicts.of_run(event, state.max_restarts)
             return Decision(_to(state, Stopping(end, phase.signalled)), (), end.text)
         case Signal() if phase.signalled:
             return Decision(state, (StopWorkers(0.0),), f"{event.name} again: no more grace")
         case Signal():
-            end = _end_by_signal(event)
+            end = verdicts.of_signal(event)
             if isinstance(phase.then, Exit) and phase.then.code != EXIT_DONE:
                 end = phase.then  # it is going anyway, and its failure is what counts
             leave = (Leave(f"received {event.name}"),)
             return Decision(_to(state, Stopping(end, True)), leave, f"received {event.name}")
+        case SignalToPassOn(name=name, number=number):
+            return Decision(state, (PassOn(name, number),), f"{name} is passed on to the workers")
+        case PreemptSignal(name=name) if isinstance(phase.then, Join):
+            return Decision(state, (GiveNotice(f"received {name}"),), f"{name}: gives notice")
         case AgentFailed(text=text) if isinstance(phase.then, Join):
             then = Stopping(Exit(EXIT_FAILED, text), phase.signalled)
             return Decision(_to(state, then), (Leave(text),), text)
@@ -203,43 +275,61 @@ def _stopping(phase: Stopping, state: AgentState, event: Event) -> Decision:
 
 
 def _worker_exited(phase: Working, state: AgentState, event: WorkerExited) -> Decision:
-    seat = phase.assignment
     if event.exit_code == 0:
         done = phase.done | {event.local_rank}
         if len(done) < state.local_world_size:
             return Decision(_to(state, msgspec.structs.replace(phase, done=done)))
         # D3: a node goes as soon as its own work is done; a finished node is never lost (F1)
         return _exit(state, Exit(EXIT_DONE), (Finish(), Leave("its work is done")))
+    how = (event.exit_code, event.signal, event.at, "\n".join(event.lines))
+    return _worker_failed(phase, state, event.local_rank, *how)
+
+
+def _worker_hung(phase: Working, state: AgentState, event: WorkerHung) -> Decision:
+    still = f"no step for {event.still_seconds:.0f} s, the last was step {event.step}"
+    message = "\n".join((*event.lines, still))
+    return _worker_failed(phase, state, event.local_rank, None, "", event.at, message)
+
+
+def _worker_failed(
+    phase: Working,
+    state: AgentState,
+    local_rank: int,
+    exit_code: int | None,
+    signal: str,
+    at: str,
+    message: str,
+) -> Decision:
+    seat = phase.assignment
+    rank = seat.worker_offset + local_rank
     failure = Failure(
-        node=state.node,
-        rank=seat.worker_offset + event.local_rank,
-        local_rank=event.local_rank,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        at=event.at,
-        message="\n".join(event.lines),
-        round=seat.round,
+        state.node, rank, local_rank, exit_code, signal, at, message, round=seat.round
     )
-    told = (ReportFailure(failure),)
-    return _stop(state, Join(f"its worker failed: {failure.label}"), failure.label, told)
+    join = Join(f"its worker failed: {failure.label}")
+    return _go_on(phase, state, join, failure.label, (ReportFailure(failure),))
 
 
-def _nodes_wait(phase: Working, state: AgentState, count: int) -> Decision:
-    begins = count > 0 and not phase.admitting
-    after = msgspec.structs.replace(phase, waiting=count, admitting=phase.admitting or begins)
-    timer = (StartAdmitTimer(phase.assignment.round, state.admit_seconds),) if begins else ()
-    return Decision(_to(state, after), timer, _waiting(count) if begins else "")
+def _admitted(phase: Working, state: AgentState, outcome: Outcome) -> Decision:
+    after = msgspec.structs.replace(phase, admission=outcome.admission)
+    if outcome.then is None:
+        return Decision(_to(state, after), outcome.actions, outcome.reason)
+    if isinstance(outcome.then, Join):
+        return _stop(state, outcome.then, outcome.reason)
+    return _leave(state, outcome.then, outcome.reason)
 
 
-def _admit(phase: Working, state: AgentState) -> Decision:
-    if phase.waiting == 0:
-        return Decision(_to(state, msgspec.structs.replace(phase, admitting=False)))
-    reason = _waiting(phase.waiting)
-    return _stop(state, Join(reason), reason)
+def _go_on(
+    phase: Working, state: AgentState, then: Join, reason: str, tell: tuple[ReportFailure, ...] = ()
+) -> Decision:
+    """The round is over: stop for the next one, or for good if this node leaves anyway."""
+    end = admission.end_of(phase.admission)
+    return _stop(state, then, reason, tell) if end is None else _leave(state, end, reason, tell)
 
 
-def _waiting(count: int) -> str:
-    return "1 node waits" if count == 1 else f"{count} nodes wait"
+def _leave(
+    state: AgentState, end: Exit, reason: str, tell: tuple[ReportFailure, ...] = ()
+) -> Decision:
+    return _stop(state, end, reason, (*tell, Leave(end.text)), signalled=True)
 
 
 def _stop(
@@ -252,9 +342,9 @@ def _stop(
 ) -> Decision:
     """Others are told first about a failure; stopping goes before a leave, which may block."""
     stop = StopWorkers(state.stop_grace_seconds)
-    leaving = bool(tell) and isinstance(tell[0], Leave)
-    actions: tuple[Action, ...] = (stop, *tell) if leaving else (*tell, stop)
-    return Decision(_to(state, Stopping(then, signalled)), actions, reason)
+    before = tuple(each for each in tell if isinstance(each, ReportFailure))
+    after = tuple(each for each in tell if isinstance(each, Leave))
+    return Decision(_to(state, Stopping(then, signalled)), (*before, stop, *after), reason)
 
 
 def _newer(incarnation: int, number: int, seat: Assignment) -> bool:
@@ -263,19 +353,3 @@ def _newer(incarnation: int, number: int, seat: Assignment) -> bool:
 
 def _because_of(event: RoundOpened) -> str:
     return f"round {event.round} opens: {event.why}"
-
-
-def _end_by_signal(signal: Signal) -> Exit:
-    return Exit(EXIT_SIGNAL_BASE + signal.number, f"received {signal.name}")
-
-
-def _end_of_run(closed: RunClosed) -> Exit:
-    if closed.finished:
-        return Exit(EXIT_DONE)
-    return Exit(EXIT_FAILED, f"the run was closed by {closed.by}: {closed.why}", closed.failures)
-
-
-def _end_of_join(failed: JoinFailed) -> Exit:
-    if failed.error is JoinError.NOT_NEEDED:
-        return Exit(EXIT_DONE)
-    return Exit(EXIT_FAILED, failed.text, failed.failures)

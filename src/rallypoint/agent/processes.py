@@ -6,9 +6,9 @@ exited worker is left unreaped until its group has been ended: its process id, w
 the group's, cannot be given to a stranger in the meantime.
 
 Ending them: SIGTERM to each group (as torchrun does, so that a shell that started the real
-program does not hold it up), a grace, then SIGKILL to the group and to every descendant that
-left it (found by psutil while the parent still lives). What outlives a SIGKILL (state D) is
-reported by its process id and holds nobody up.
+program does not hold it up), a grace, then SIGKILL to all that came from them, wherever it is
+(`agent.tree`). What outlives a SIGKILL (state D) is reported by its process id and holds
+nobody up.
 """
 
 import contextlib
@@ -16,13 +16,12 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
-import psutil
 
+from rallypoint.agent import tree
 from rallypoint.agent.output import WorkerOutput
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError
@@ -85,6 +84,7 @@ class Worker:
             ) from error
         output.begin()
         self.pid = self._process.pid
+        self.started_at = tree.started_at(self.pid)
 
     def wait(self) -> int:
         """Wait for its exit; return the code as Popen gives it (a signal as a negative)."""
@@ -101,12 +101,11 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)  # macOS answers EPERM for a group of zombies
 
-    def descendants(self) -> list[psutil.Process]:
-        """Return its children and theirs, as far as they can be seen now."""
-        try:
-            return psutil.Process(self.pid).children(recursive=True)
-        except psutil.Error:
-            return []
+    def send_alone(self, signum: int) -> None:
+        """Send a signal to it, and to nothing that it started."""
+        if not self._reaped and not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signum)
 
     def reap(self) -> None:
         """Give the process id back to the system; only after its group was ended."""
@@ -122,6 +121,7 @@ class WorkerGroup:
         on_exit: called once for each worker that exits, from a thread of its own.
         on_failure: called with an exception of a background thread.
         before_reap: called with the process ids that are about to be given back.
+        mark: in the environment of all workers (`tree.MARK`).
     """
 
     def __init__(
@@ -129,19 +129,20 @@ class WorkerGroup:
         on_exit: Callable[[Ended], None],
         on_failure: Callable[[BaseException], None],
         before_reap: Callable[[tuple[int, ...]], None] = lambda _pids: None,
+        mark: str = "",
     ) -> None:
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._before_reap = before_reap
         self._workers: list[Worker] = []
         self._changed = threading.Condition()
+        self._mark = mark
         self._grace: Deadline | None = None
-        self._strays: dict[int, psutil.Process] = {}
 
     @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of all workers that were started, which are also their groups' ids."""
-        return tuple(worker.pid for worker in self._workers)
+    def roots(self) -> tree.Roots:
+        """All workers that were started: process id, also their group's, and start time."""
+        return {worker.pid: worker.started_at for worker in self._workers}
 
     def start(self, specs: Sequence[Spec], outputs: Sequence[WorkerOutput]) -> None:
         """Start all workers. Raises ParameterError; those already started then still run."""
@@ -170,6 +171,28 @@ class WorkerGroup:
             self._changed.notify_all()
         return self._end()
 
+    def send(self, signum: int) -> None:
+        """Send a signal to each worker, and to nothing that they started."""
+        for worker in self._workers:
+            worker.send_alone(signum)
+
+    def alive(self) -> set[int]:
+        """Return the local ranks of the workers that have not exited."""
+        return {worker.spec.local_rank for worker in self._alive()}
+
+    def pid_of(self, local_rank: int) -> int | None:
+        """Return a worker's process id, None once it has exited."""
+        pids = {worker.spec.local_rank: worker.pid for worker in self._alive()}
+        return pids.get(local_rank)
+
+    def asked(self, local_rank: int, signum: int, limit_seconds: float) -> tuple[str, ...]:
+        """Send a worker a signal; return what it then writes to stderr, () if nothing."""
+        for worker in self._alive():
+            if worker.spec.local_rank == local_rank:
+                send = partial(worker.send_alone, signum)
+                return worker.output.said_after(send, limit_seconds)
+        return ()
+
     def _thread(self, name: str, body: Callable[[], None]) -> None:
         def run() -> None:
             try:
@@ -193,36 +216,21 @@ class WorkerGroup:
         return [worker for worker in self._workers if not worker.exited.is_set()]
 
     def _end(self) -> tuple[int, ...]:
-        self._find_strays()
+        before = tree.family(self._mark, self.roots)  # parents that end well leave orphans
         for worker in self._workers:
             worker.send(signal.SIGTERM)
         with self._changed:
             while self._alive() and self._grace is not None and not self._grace.expired():
                 self._changed.wait(self._grace.remaining())
-        self._find_strays()
-        for worker in self._workers:
-            worker.send(signal.SIGKILL)
-        for stray in self._strays.values():
-            with contextlib.suppress(psutil.Error):
-                stray.kill()  # psutil compares the start time: a reused pid is not touched
-        limit = Deadline(KILL_WAIT_SECONDS)
-        with self._changed:
-            while self._alive() and not limit.expired():
-                self._changed.wait(limit.remaining())
-        psutil.wait_procs(list(self._strays.values()), timeout=limit.remaining())
-        self._before_reap(self.pids)
+        family = {**tree.roots_of(before), **self.roots}
+        strays = {process.pid for process in tree.end(self._mark, family, KILL_WAIT_SECONDS)}
+        with self._changed:  # those that have just died are known to their threads in a moment
+            self._changed.wait_for(lambda: self._waited_for() <= strays, KILL_WAIT_SECONDS)
+        self._before_reap(tuple(self.roots))
         for worker in self._workers:
             worker.reap()
             worker.output.close()
-        stray_pids = (stray.pid for stray in self._strays.values() if stray.is_running())
-        return (*(worker.pid for worker in self._alive()), *stray_pids)
+        return tuple(sorted(strays | self._waited_for()))
 
-    def _find_strays(self) -> None:
-        for worker in self._workers:
-            for process in worker.descendants():
-                self._strays.setdefault(process.pid, process)
-
-
-def now_text() -> str:
-    """Return the local time of day and date, for people."""
-    return time.strftime("%Y-%m-%d %H:%M:%S")
+    def _waited_for(self) -> set[int]:
+        return {worker.pid for worker in self._alive()}

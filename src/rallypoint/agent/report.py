@@ -1,37 +1,84 @@
-"""The agent's words: the failure report at the end, and one line at a time while waiting.
+"""The agent's words: what goes on, what went wrong, and the failure report at the end.
 
 What goes wrong is said on stderr; what goes on is said on stdout, so that a normal run
-leaves stderr to its workers (D4).
+leaves stderr to its workers (D4). With `--log-format json` each of them is a JSON object on
+one line, as the workers' lines are (`agent.output`).
 """
 
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Sequence
+
+import msgspec
 
 from rallypoint.agent.events import Exit
-from rallypoint.agent.policy import EXIT_DONE, EXIT_SIGNAL_BASE
+from rallypoint.agent.verdicts import EXIT_DONE, EXIT_SIGNAL_BASE
 from rallypoint.rendezvous.core.state import Failure
+from rallypoint.wallclock import now_text
 
-WAIT_INTERVALS_SECONDS = (2.0, 5.0, 10.0, 30.0)
-EXAMINE_SECONDS = 10.0
 LATER_FAILURES_SHOWN = 8
+CLEAR_LINE = "\r\x1b[K"
+
+
+class _Console:
+    """How this process speaks: one for all, as there is one stdout."""
+
+    def __init__(self) -> None:
+        self.node: str | None = None  # said in each line where lines are JSON
+        self.lock = threading.Lock()
+        self.live = False  # a line that changes is on the terminal
+
+
+_console = _Console()
+
+
+def speak_json(node: str | None) -> None:
+    """Say everything as JSON lines from now on, in the name of `node`; None: as text again."""
+    _console.node = node
 
 
 def say(text: str) -> None:
     """Print one line about what goes on."""
-    print(f"rallypoint: {text}", flush=True)
+    _print(text, "info", error=False)
 
 
 def complain(text: str) -> None:
     """Print one line about what went wrong."""
-    print(f"rallypoint: {text}", file=sys.stderr, flush=True)
+    _print(text, "error", error=True)
+
+
+def _print(text: str, level: str, error: bool) -> None:
+    line = f"rallypoint: {text}"
+    if _console.node is not None:
+        value = {"at": now_text(), "source": "rallypoint", "level": level}
+        line = msgspec.json.encode({**value, "node": _console.node, "text": text}).decode()
+    with _console.lock:
+        if _console.live:
+            print(CLEAR_LINE, end="", flush=True)
+            _console.live = False
+        print(line, file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def is_live() -> bool:
+    """Return whether stdout is a terminal on which a line can change."""
+    if _console.node is not None or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    return sys.stdout.isatty()
+
+
+def replace_live_line(text: str) -> None:
+    """Replace the line that changes; "" takes it away."""
+    with _console.lock:
+        if text or _console.live:
+            print(f"{CLEAR_LINE}{text}", end="", flush=True)
+        _console.live = bool(text)
 
 
 def final_report(end: Exit, own: Sequence[Failure] = ()) -> str:
     """Return the text that ends a run that failed, "" when there is nothing to say.
 
-    The first failure is named with its last lines; the later ones are its consequences.
+    The first failure is on top, with its last lines; the later ones are its consequences.
 
     Args:
         end: how the agent ends.
@@ -40,12 +87,15 @@ def final_report(end: Exit, own: Sequence[Failure] = ()) -> str:
     if end.code == EXIT_DONE or end.code >= EXIT_SIGNAL_BASE:
         return ""
     failures = end.failures or tuple(own)
-    lines = [end.text] if end.text else []
+    lines = []
     if failures:
         first, *later = failures
-        lines += ["", f"first failure: {_in_round(first)}", *_quoted(first.message)]
-        lines += _consequences(later)
-    return "\n".join(lines).strip("\n")
+        lines += [f"first failure: {_in_round(first)}", *_quoted(first.message)]
+        same = [failure for failure in later if failure.round == first.round]
+        lines += _listed("later failures, probably its consequences:", same)
+        others = [failure for failure in later if failure.round != first.round]
+        lines += [*_listed("in later rounds:", others), ""]
+    return "\n".join([*lines, end.text]).strip("\n")
 
 
 def _in_round(failure: Failure) -> str:
@@ -58,69 +108,10 @@ def _quoted(message: str) -> list[str]:
     return ["  its last lines:", *(f"  | {line}" for line in message.splitlines())]
 
 
-def _consequences(later: Sequence[Failure]) -> list[str]:
-    if not later:
+def _listed(head: str, failures: Sequence[Failure]) -> list[str]:
+    if not failures:
         return []
-    shown = [f"  {_in_round(failure)}" for failure in later[:LATER_FAILURES_SHOWN]]
-    hidden = len(later) - len(shown)
+    shown = [f"  {_in_round(failure)}" for failure in failures[:LATER_FAILURES_SHOWN]]
+    hidden = len(failures) - len(shown)
     more = [f"  and {hidden} more"] if hidden else []
-    return ["", "later failures, probably its consequences:", *shown, *more]
-
-
-def _intervals() -> Iterator[float]:
-    yield from WAIT_INTERVALS_SECONDS
-    yield from repeat(WAIT_INTERVALS_SECONDS[-1])
-
-
-class WaitingLines:
-    """While a join lasts, says at growing intervals what it waits for.
-
-    Args:
-        ask: returns the coordinator's reason; may raise, and is then asked again later.
-        tell: prints one line.
-        examine: looks once, after `EXAMINE_SECONDS`, for what keeps the nodes apart; returns
-            what it found, "" for nothing.
-    """
-
-    def __init__(
-        self,
-        ask: Callable[[], str],
-        tell: Callable[[str], None] = say,
-        examine: Callable[[], str] | None = None,
-    ) -> None:
-        self._ask = ask
-        self._tell = tell
-        self._examine = examine
-        self._over = threading.Event()
-
-    def start(self) -> None:
-        """Begin; the first line comes after `WAIT_INTERVALS_SECONDS[0]`."""
-        threading.Thread(target=self._run, name="rallypoint-waiting", daemon=True).start()
-        if self._examine is not None:
-            body, name = self._look_once, "rallypoint-doctor"
-            threading.Thread(target=body, args=[self._examine], name=name, daemon=True).start()
-
-    def stop(self) -> None:
-        """End; no line is begun after this."""
-        self._over.set()
-
-    def _run(self) -> None:
-        for interval in _intervals():
-            if self._over.wait(interval):
-                return
-            try:
-                line = self._ask()
-            except Exception as error:  # shown: waiting goes on, the join itself will fail
-                line = f"cannot ask what is being waited for: {error}"
-            if line and not self._over.is_set():
-                self._tell(line)
-
-    def _look_once(self, examine: Callable[[], str]) -> None:
-        if self._over.wait(EXAMINE_SECONDS):
-            return
-        try:
-            line = examine()
-        except Exception as error:  # shown: it was only a look
-            line = f"the doctor failed: {error!r}"
-        if line and not self._over.is_set():
-            self._tell(line)
+    return ["", head, *shown, *more]

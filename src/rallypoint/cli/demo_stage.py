@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from rallypoint.agent import tree
 from rallypoint.agent.guard import Guard
 from rallypoint.agent.report import complain
 from rallypoint.cli.demo_story import SERVER, Ended, Line
@@ -85,9 +86,10 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator["Stage"]:
         """Make the folder and the guard; end and remove everything when left."""
+        mark = self._env[tree.MARK] = secrets.token_hex(16)
         with self._signals(), tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder:
             self.folder = Path(folder)
-            with Guard(complain) as self._guard:
+            with Guard(complain, mark) as self._guard:
                 try:
                     yield self
                 finally:
@@ -150,7 +152,7 @@ class Stage:
         )
         waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
         self._actors[source] = _Actor(source, process, waiter)
-        self._guard.watch([process.pid])
+        self._guard.watch({process.pid: tree.started_at(process.pid)})
         waiter.start()
         return process.pid
 

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from rallypoint.cli.plan import nodes as parse_nodes
-from rallypoint.doctor.examination import Question, cause, examine, worst
+from rallypoint.cli.sources import SERVER_BACKENDS
+from rallypoint.doctor.examination import Question, cause, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
+from rallypoint.doctor.shared import examine_shared, where
 from rallypoint.errors import ParameterError
-from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
 
@@ -34,6 +35,7 @@ EXAMPLES = """
 Examples:
     rallypoint doctor --endpoint first:29400
     rallypoint doctor --endpoint first:29400 --run-id digits --nnodes 2:4
+    rallypoint doctor --backend etcd --endpoint etcd1:2379,etcd2:2379 --run-id digits
 """
 
 
@@ -44,8 +46,8 @@ Examples:
     "endpoint",
     required=True,
     envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
-    metavar="HOST:PORT",
-    help="Where the nodes shall meet, as they are given it.",
+    metavar="HOST:PORT[,...]",
+    help="Where the nodes shall meet, as they are given it (file: the path).",
 )
 @click.option(
     "--run-id",
@@ -54,6 +56,15 @@ Examples:
     default="",
     envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
     help="The run to look at; the ports of its nodes are tried too.",
+)
+@click.option(
+    "--backend",
+    "--rdzv-backend",
+    "backend",
+    default="core",
+    show_default=True,
+    envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
+    help="core (a server), file, etcd or redis.",
 )
 @click.option(
     "--nnodes",
@@ -73,25 +84,37 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.doctor/1.")
 def command(
-    endpoint: str, run_id: str, nnodes: str, token_file: str | None, timeout: float, as_json: bool
+    endpoint: str,
+    run_id: str,
+    backend: str,
+    nnodes: str,
+    token_file: str | None,
+    timeout: float,
+    as_json: bool,
 ) -> None:
-    """Find out, step by step, why nodes do not meet at a server, and say what to do.
+    """Find out, step by step, why nodes do not meet, and say what to do.
 
-    Does what a node would do, from this machine, but joins nothing and changes nothing.
+    Does what a node would do, from this machine, but joins nothing and changes no run. Of an
+    engine or a file it also learns whether it may write there, by an entry of its own.
     """
     try:
-        host, port = parse_rendezvous_endpoint(endpoint)
         most = parse_nodes(nnodes)[1] if nnodes else 0
-        token = read_token(None, token_file)
-        question = Question(host, port, run_id, token, most, read_tls())
+        token, probe = read_token(None, token_file), Probe(timeout)
+        if backend in SERVER_BACKENDS:
+            questions = Question.each(endpoint, run_id, token, most, read_tls())
+            endpoint = ", ".join(question.target.where for question in questions)
+            steps = examine_all(questions, probe)
+        else:
+            steps = examine_shared(backend, endpoint, run_id, probe)
+            endpoint = where(backend, endpoint)
     except ParameterError as error:
         click.echo(f"rallypoint doctor: {error}", err=True)
         sys.exit(EXIT_USAGE)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     if not as_json:
-        console.print(Text(f"looking at {join_endpoint(host, port)} from here", style="bold"))
+        console.print(Text(f"looking at {endpoint} from here", style="bold"))
     found = []
-    for finding in examine(question, Probe(timeout)):
+    for finding in steps:
         found.append(finding)
         if not as_json:
             console.print(line(finding))

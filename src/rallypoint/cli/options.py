@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from rallypoint.agent.admission import Admit
 from rallypoint.rendezvous import defaults
 
 Decorated = Callable[..., Any]
@@ -21,7 +22,7 @@ SETTINGS = {
     "show_default": True,
 }
 TIMING_FLAGS = {"last_call": ("--last-call", "--last-call-timeout")}
-_OURS_ALONE = ("port", "stop_grace")
+_OURS_ALONE = ("port", "stop_grace", "admit_grace", "health_check_timeout", "hang_timeout")
 
 
 def _torch(*names: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
@@ -40,13 +41,21 @@ def _option(*names: str, pet: bool = False, **kwargs: Any) -> Callable[[Decorate
 def timing_rows() -> list[defaults.Default]:
     """Return the rows of the defaults table that are options of the rendezvous."""
     not_ours = (*_OURS_ALONE, *defaults.SERVER_LIMITS)
-    return [row for row in defaults.DEFAULTS if row.flag and row.name not in not_ours]
+    rows = (row for row in defaults.DEFAULTS if row.flag.startswith("--"))  # not serve's
+    return [row for row in rows if row.name not in not_ours]
 
 
 def _timing(row: defaults.Default) -> Callable[[Decorated], Decorated]:
     flags = TIMING_FLAGS.get(row.name, (row.flag,))
-    text = f"{row.meaning} [default: {row.default:g} s]"
-    return click.option(*flags, row.name, type=float, metavar="SECONDS", envvar=row.env, help=text)
+    kind, metavar = (float, "SECONDS") if row.unit == "s" else (int, "N")
+    text = f"{row.meaning} [default: {f'{row.default:g} {row.unit}'.strip()}]"
+    return click.option(*flags, row.name, type=kind, metavar=metavar, envvar=row.env, help=text)
+
+
+def _seconds(name: str) -> Callable[[Decorated], Decorated]:
+    row = defaults.row(name)
+    kind = click.FloatRange(min=0)
+    return _option(row.flag, type=kind, default=row.default, metavar="SECONDS", help=row.meaning)
 
 
 _TLS: tuple[Callable[[Decorated], Decorated], ...] = (
@@ -78,8 +87,8 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _torch(
         "--endpoint",
         "--rdzv-endpoint",
-        metavar="HOST:PORT",
-        help="Where the nodes meet (file: a path that all share).",
+        metavar="HOST:PORT[,...]",
+        help="Where the nodes meet: a server, or several of one state (file: a path).",
     ),
     _torch("--run-id", "--rdzv-id", help="Name of the job, the same on all nodes."),
     _torch(
@@ -132,11 +141,71 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _option("--target-nodes", type=int, help="Size at which a round begins at once."),
     _option("--new-incarnation", is_flag=True, help="Open a run afresh that has ended."),
     _option(
-        "--stop-grace",
-        type=click.FloatRange(min=0),
-        default=defaults.value("stop_grace"),
-        metavar="SECONDS",
-        help=defaults.row("stop_grace").meaning,
+        "--admit",
+        type=click.Choice([mode.value for mode in Admit]),
+        default=Admit.NOW.value,
+        help="Newcomers: let in now, at a checkpoint (the workers save first), or never.",
+    ),
+    _seconds("admit_grace"),
+    _option(
+        "--admit-signal",
+        default="",
+        metavar="NAME",
+        help="Signal that tells the workers to look for a pending change, such as USR1.",
+    ),
+    _seconds("stop_grace"),
+    _option(
+        "--forward-signals",
+        default="",
+        metavar="NAME,...",
+        help="Signals that are passed on to the workers, such as USR1,USR2.",
+    ),
+    _option(
+        "--preempt-signal",
+        default="",
+        metavar="NAME",
+        help="Signal that says that this node will be taken away: all are told, and can save.",
+    ),
+    _option(
+        "--health-check",
+        default="",
+        metavar="CMD",
+        help="Shell command run before each join; a node that fails it takes no seat.",
+    ),
+    _seconds("health_check_timeout"),
+    _seconds("hang_timeout"),
+    _option(
+        "--health-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Answer GET /live and /ready there, for Kubernetes.",
+    ),
+    _option(
+        "--events",
+        type=click.Path(dir_okay=False),
+        default="",
+        metavar="FILE",
+        help="Add what happens to this file, as JSON lines.",
+    ),
+    _option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="How lines of the console look, the workers' included.",
+    ),
+    _option(
+        "--log-max-bytes",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Size at which a file in --log-dir is turned over; 0 for never.",
+    ),
+    _option(
+        "--log-keep",
+        type=click.IntRange(min=0),
+        default=3,
+        metavar="N",
+        help="Older files of each stream that stay.",
     ),
     *(_timing(row) for row in timing_rows()),
     click.option("--explain", is_flag=True, help="Show each setting and its origin, and end."),

@@ -6,6 +6,7 @@ with what, where and what to change; the command turns it into exit code 2.
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
@@ -15,14 +16,18 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.output import OutputPlan, parse_choice
+from rallypoint.agent.pump import STDERR, STDOUT
+from rallypoint.cli import typed
 from rallypoint.cli.options import timing_rows
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.api import RendezvousParameters
-from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
+from rallypoint.rendezvous.endpoint import free_port
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store.engine_url import HIDDEN, redacted
 from rallypoint.store.engines import engine_url, is_engine
+from rallypoint.store.places import join_place, parse_places
 
 DEFAULT_MAX_RESTARTS = 3
 LOOPBACK = "127.0.0.1"
@@ -43,7 +48,10 @@ class Plan(msgspec.Struct, frozen=True):
         store_url: where workers find the store.
         token: shared token, "" for none.
         insecure: serve other machines without a token.
-        role, monitor_interval, stop_grace: as given (the latter two in seconds).
+        role, stop_grace: as given (the latter in seconds).
+        rules: how nodes are let in and out.
+        admit_signal: name of the signal that tells workers of a change, "" for none.
+        care: how this node looks after its workers.
         effective: option name -> value that holds, as a text, for `--explain`.
     """
 
@@ -57,8 +65,10 @@ class Plan(msgspec.Struct, frozen=True):
     token: str
     insecure: bool
     role: str
-    monitor_interval: float
     stop_grace: float
+    rules: Rules
+    admit_signal: str
+    care: typed.Care = typed.Care()
     effective: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -74,16 +84,12 @@ def make_plan(
 ) -> Plan:
     """Return the plan of options (names as in `options`). Raises ParameterError."""
     least, most = nodes(options["nnodes"])
+    conf = parse_conf(options["rdzv_conf"])
+    typed.check(options, conf, most)
     endpoint, run_id, shown = _meeting(options, most)
     workers = workers_per_node(options["nproc_per_node"], env)
-    restarts = options["max_restarts"]
-    if restarts is None:
-        restarts = 0 if most == 1 else DEFAULT_MAX_RESTARTS
-    if restarts < 0:
-        raise ParameterError(f"--max-restarts {restarts}: give 0 or more")
-    if options["monitor_interval"] < 0:
-        raise ParameterError(f"--monitor-interval {options['monitor_interval']}: give 0 or more")
-    token = parse_conf(options["rdzv_conf"]).get("token") or _token(options["token_file"], env)
+    restarts = _restarts(options["max_restarts"], most)
+    token = conf.get("token") or _token(options["token_file"], env)
     backend = options["backend"]
     params = RendezvousParameters(
         backend=backend,
@@ -104,17 +110,27 @@ def make_plan(
         parameters=params,
         settings=settings,
         argv=_argv(command, options) if command or needs_command else (),
-        output=_output(options),
+        output=_output(options, env),
         local_world_size=workers,
         max_restarts=restarts,
         store_url=_store_url(backend, endpoint),
         token=token,
         insecure=options["insecure"],
         role=options["role"],
-        monitor_interval=options["monitor_interval"],
         stop_grace=options["stop_grace"],
+        rules=typed.rules(options),
+        admit_signal=typed.admit_signal(options),
+        care=typed.care_of(options),
         effective=effective,
     )
+
+
+def _restarts(given: int | None, most: int) -> int:
+    if given is None:
+        return 0 if most == 1 else DEFAULT_MAX_RESTARTS
+    if given < 0:
+        raise ParameterError(f"--max-restarts {given}: give 0 or more")
+    return given
 
 
 def nodes(text: str) -> tuple[int, int]:
@@ -225,10 +241,11 @@ def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
 
 
 def _check_port(endpoint: str) -> None:
-    host, port = parse_rendezvous_endpoint(endpoint, default_port=-1)
-    if port == -1:
-        shown = f"[{host}]" if ":" in host else host
-        raise ParameterError(f"--endpoint {endpoint}: the port is missing; give {shown}:29400")
+    places = parse_places(endpoint, default_port=-1)
+    if any(port == -1 for _, port in places):
+        given = ((host, 29400 if port == -1 else port) for host, port in places)
+        shown = ",".join(join_place(*place) for place in given)
+        raise ParameterError(f"--endpoint {endpoint}: the port is missing; give {shown}")
 
 
 def _config(options: Mapping[str, Any], token: str, restarts: int) -> dict[str, Any]:
@@ -284,7 +301,7 @@ def _token(path: Path | None, env: Mapping[str, str]) -> str:
     return token
 
 
-def _output(options: Mapping[str, Any]) -> OutputPlan:
+def _output(options: Mapping[str, Any], env: Mapping[str, str]) -> OutputPlan:
     redirects = parse_choice("--redirects", options["redirects"])
     tee = parse_choice("--tee", options["tee"])
     wanted = any(redirects.values())
@@ -295,13 +312,27 @@ def _output(options: Mapping[str, Any]) -> OutputPlan:
         redirects=redirects if wanted else {},
         tee=tee if any(tee.values()) else {},
         role=options["role"],
+        node=socket.gethostname(),
+        max_bytes=options["log_max_bytes"],
+        keep=options["log_keep"],
+        as_json=options["log_format"] == "json",
+        coloured=_coloured(env),
     )
+
+
+def _coloured(env: Mapping[str, str]) -> frozenset[int]:
+    """Return the streams whose terminal shows colours."""
+    if env.get("NO_COLOR") or env.get("TERM", "dumb") == "dumb":
+        return frozenset()
+    return frozenset(stream for stream in (STDOUT, STDERR) if os.isatty(stream))
 
 
 def _store_url(backend: str, endpoint: str) -> str:
     if is_engine(backend):
         return engine_url(backend, endpoint)
-    return Path(endpoint).absolute().as_uri() if backend in PATH_BACKENDS else f"tcp://{endpoint}"
+    if backend in PATH_BACKENDS:
+        return Path(endpoint).absolute().as_uri()
+    return f"tcp://{endpoint.replace(' ', '')}"
 
 
 def _durations(settings: RendezvousSettings) -> dict[str, str]:
@@ -314,8 +345,11 @@ def _durations(settings: RendezvousSettings) -> dict[str, str]:
         "disconnect_grace": settings.disconnect_grace,
         "replacement_wait": settings.replacement_wait,
         "rejoin_timeout": settings.rejoin_timeout,
+        "steady_after": settings.steady_after,
+        "quarantine_time": settings.quarantine_time,
     }
-    return {name: f"{value.total_seconds():g} s" for name, value in found.items()}
+    shown = {name: f"{value.total_seconds():g} s" for name, value in found.items()}
+    return {**shown, "quarantine_failures": str(settings.quarantine_failures)}
 
 
 def _text(value: object) -> str:

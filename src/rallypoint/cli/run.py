@@ -1,33 +1,32 @@
 """`rallypoint run`: start this node of a job.
 
 Reads and checks everything first (`plan`), then hosts the server if the endpoint is this
-machine's, then hands over to the agent. Exit codes: 0 done, 1 failed, 2 usage, 128 + N after
-signal N.
+machine's, then hands over to the agent. Exit codes: `agent.verdicts`, docs/exit-codes.md.
 """
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from rallypoint.agent.policy import EXIT_FAILED, EXIT_USAGE
-from rallypoint.agent.report import complain, say
+from rallypoint.agent.report import complain, speak_json
+from rallypoint.agent.verdicts import EXIT_FAILED, EXIT_USAGE
+from rallypoint.cli.hosting import host
 from rallypoint.cli.options import SETTINGS, all_options
-from rallypoint.cli.plan import Plan, make_plan, parse_conf
+from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
 from rallypoint.cli.surroundings import fill
+from rallypoint.cli.typed import rank_of_a_seat
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+    from rallypoint.agent.config import AgentConfig
+    from rallypoint.store.api import Store
 
 HOSTED_BACKEND = "core"
-HOST_AGAIN_SECONDS = 1.0
 DOCTOR_STEP_SECONDS = 2.0
 EXAMPLES = """
 \b
@@ -47,6 +46,8 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
     """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
     try:
         filled, origins = fill(ctx, options, os.environ)
+        if "node_rank" in origins:  # a scheduler counts the nodes of spares, too
+            filled["node_rank"] = rank_of_a_seat(filled["node_rank"], nodes(filled["nnodes"])[1])
         plan = make_plan(filled, command, os.environ, needs_command=not explain)
     except ParameterError as error:
         _fail(str(error), EXIT_USAGE)
@@ -64,25 +65,39 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
 
 def start(plan: Plan) -> int:
     """Host the server where that is this machine's part, and run the agent; its exit code."""
-    from rallypoint.agent.agent import Agent, AgentConfig
-    from rallypoint.agent.environment import WorkerContext
+    from rallypoint.agent.agent import Agent
     from rallypoint.agent.handlers import agent_handler
     from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
     from rallypoint.rendezvous.registry import get_rendezvous_handler
-    from rallypoint.store.keyring import worker_token
-    from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import current, read_token
 
     params = plan.parameters
-    token = read_token(params.get("token"), params.get("token_file"))
+    if plan.care.as_json:
+        speak_json(_label())
     is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
     handler = get_rendezvous_handler(params)
     if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
         # after all that can be wrong with the options
-        _host(plan, is_host, handler)
-    config = AgentConfig(
+        host(plan, is_host, handler)
+    config = _agent_config(plan)
+    return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+
+
+def _label() -> str:
+    return f"{socket.gethostname()} pid {os.getpid()}"
+
+
+def _agent_config(plan: Plan) -> "AgentConfig":
+    from rallypoint.agent.config import AgentConfig
+    from rallypoint.agent.environment import WorkerContext
+    from rallypoint.store.keyring import worker_token
+    from rallypoint.store.tls import read_tls
+    from rallypoint.store.token import current, read_token
+
+    params, care = plan.parameters, plan.care
+    token = read_token(params.get("token"), params.get("token_file"))
+    return AgentConfig(
         argv=plan.argv,
         context=WorkerContext(
             run_id=params.run_id,
@@ -93,68 +108,46 @@ def start(plan: Plan) -> int:
             environment=read_tls(params.config).environment(),
         ),
         output=plan.output,
-        node=f"{socket.gethostname()} pid {os.getpid()}",
+        node=_label(),
         base_env=dict(os.environ),
         stop_grace_seconds=plan.stop_grace,
-        admit_seconds=plan.monitor_interval,
+        rules=plan.rules,
+        admit_signal=plan.admit_signal,
+        worker_store=_worker_store(plan),
         worker_token=lambda: worker_token(current(token), params.run_id),
         examine=_doctor(plan) if params.backend == HOSTED_BACKEND else None,
+        signals=care.signals,
+        join_seconds=plan.settings.timeout.join.total_seconds(),
+        close_seconds=plan.settings.timeout.close.total_seconds(),
+        health_check=care.health_check,
+        health_check_seconds=care.health_check_seconds,
+        hang_seconds=care.hang_seconds,
+        events_file=care.events_file,
+        health_port=care.health_port,
     )
-    return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
 
 
-def _host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> None:
-    from rallypoint.server.spawn import host_if_ours
+def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
+    """Return what opens the run's store as its workers see it, where nodes are told of changes."""
+    from rallypoint.store.keyring import worker_token
     from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import read_token
+    from rallypoint.store.token import current, read_token
+    from rallypoint.worker.process import open_store
 
     params = plan.parameters
-    tls = read_tls(params.config)
+    if params.backend == "static":
+        return None
     token = read_token(params.get("token"), params.get("token_file"))
 
-    def attempt() -> None:
-        hosted = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
-        if hosted is not None and hosted.is_local and _means_many(plan):
-            say(
-                f"{params.endpoint} is {', '.join(hosted.addresses)} on this machine, which no "
-                "other one reaches; for nodes on other machines give an address of this one "
-                "as the endpoint, or mend its own name in /etc/hosts"
-            )
+    def opened() -> "Store":
+        where = {
+            "RALLYPOINT_STORE": plan.store_url,
+            "RALLYPOINT_RUN_ID": params.run_id,
+            "RALLYPOINT_TOKEN": worker_token(current(token), params.run_id),
+        }
+        return open_store(where, read_tls(params.config))
 
-    try:
-        attempt()
-    except RallypointError:
-        handler.shutdown()
-        raise
-    if is_host is None:
-        body = threading.Thread(target=_host_later, args=[attempt, handler], daemon=True)
-        body.start()
-
-
-def _means_many(plan: Plan) -> bool:
-    """Whether the endpoint is a name for other machines too: no address, not localhost."""
-    host, _ = parse_rendezvous_endpoint(plan.parameters.endpoint)
-    named = any(letter.isalpha() for letter in host) and ":" not in host
-    return named and host != "localhost" and plan.parameters.max_nodes > 1
-
-
-def _host_later(attempt: Callable[[], None], handler: "DynamicRendezvousHandler") -> None:
-    """Until connected, try again: whoever had the port may have ended (a run before ours)."""
-    connected = threading.Event()
-
-    def look() -> None:
-        if handler.view().connected:
-            connected.set()
-
-    unwatch = handler.on_change(look)
-    try:
-        look()
-        while not connected.wait(HOST_AGAIN_SECONDS):
-            attempt()
-    except RallypointError:
-        return  # the join, which cannot connect either, says what is wrong
-    finally:
-        unwatch()
+    return opened
 
 
 def _doctor(plan: Plan) -> Callable[[], str]:
@@ -163,11 +156,10 @@ def _doctor(plan: Plan) -> Callable[[], str]:
         from rallypoint.store.tls import read_tls
 
         params = plan.parameters
-        host, port = parse_rendezvous_endpoint(params.endpoint)
         tls = read_tls(params.config)
         token, least = plan.token.encode(), params.min_nodes
-        question = Question(host, port, params.run_id, token, least, tls)
-        return in_short(question, DOCTOR_STEP_SECONDS)
+        questions = Question.each(params.endpoint, params.run_id, token, least, tls)
+        return in_short(questions, DOCTOR_STEP_SECONDS)
 
     return look
 

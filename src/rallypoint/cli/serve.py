@@ -6,20 +6,34 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import uvloop
 
 from rallypoint.cli.options import tls_options
-from rallypoint.errors import ParameterError, RallypointError
+from rallypoint.cli.serve_state import Choice, serve_in_turn, state_options
+from rallypoint.deadline import Deadline
+from rallypoint.errors import JournalError, ParameterError, RallypointError
 from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.server import traces
+from rallypoint.server.durable import Keeper
+from rallypoint.server.journal import Journal, Opened
+from rallypoint.server.ledger import Stored
 from rallypoint.server.options import Options, is_loopback, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.server.succession import Attend, State
+from rallypoint.store.engine_url import redacted
 from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
+
+OPEN_SECONDS = 60.0  # for an engine that is out of reach; a directory is there or not
+Kept = tuple[Journal, Opened]
 
 
 @click.command()
@@ -56,6 +70,12 @@ from rallypoint.store.token import read_token
     envvar="RALLYPOINT_HTTP_NAME",
     help="A name, beside this machine's own, by which browsers reach the page.",
 )
+@click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="Keep runs and stores in this directory: they outlive the server and the machine's power.",
+)
+@state_options
 @click.option("--until-empty", is_flag=True, help="End once the last client has gone.")
 @click.option("--fd", "fds", type=int, multiple=True, hidden=True)
 @click.option("--log-file", type=Path, hidden=True)
@@ -67,6 +87,8 @@ def command(
     limits: tuple[str, ...],
     http: str | None,
     http_names: tuple[str, ...],
+    data_dir: str | None,
+    shared: Choice,
     until_empty: bool,
     fds: tuple[int, ...],
     log_file: Path | None,
@@ -81,27 +103,62 @@ def command(
         rallypoint serve --bind 10.0.0.1:29400 --http 127.0.0.1:29480
     With TLS, by an authority of one's own (see `rallypoint certs`):
         rallypoint serve --bind 10.0.0.1:29400 --tls-cert head.pem --tls-key head.key
+    Started again after a crash, it goes on where it was (docs/durability.md):
+        rallypoint serve --bind 10.0.0.1:29400 --data-dir /var/lib/rallypoint
+    On two hosts or three, one leads and the others take over (docs/high-availability.md):
+        rallypoint serve --bind 10.0.0.1:29400 --state etcd://h1:2379,h2:2379,h3:2379/prod
     """
+    _set_logs(verbose)
+    try:
+        shared.check(data_dir, until_empty)
+        traces.asked(os.environ)
+        given = Options(
+            read_token(None, token_file), insecure, read_tls(tls), until_empty=until_empty
+        )
+        options = with_limits(given, limits, os.environ)
+        web = _page_sockets(http, options) if http else []
+        kept = _opened(data_dir) if data_dir else None  # before anything listens
+        sockets = _sockets(where, fds, options)
+        state = shared.at(sockets)
+    except (RallypointError, OSError) as error:
+        _refuse(error)
+    if not fds:
+        _announce(sockets, kept, state, [page_url(sock, options) for sock in web])
+    page = partial(_page, web, http_names)
+    if state is not None:
+        _to_the_end(serve_in_turn(options, sockets, state, page), [*sockets, *web])
+    else:
+        _to_the_end(_serve(options, sockets, page, kept), [*sockets, *web])
+    _drop_if_empty(log_file)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    click.echo(f"rallypoint serve: {text}", err=True)
+    sys.exit(1)
+
+
+def _set_logs(verbose: bool) -> None:
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rallypoint.audit").setLevel(logging.INFO)
-    try:
-        token = read_token(None, token_file)
-        options = Options(token, insecure, read_tls(tls), until_empty=until_empty)
-        options = with_limits(options, limits, os.environ)
-        web = _page_sockets(http, options) if http else []
-        sockets = _sockets(where, fds, options)
-    except (RallypointError, OSError) as error:
-        text = error.strerror if isinstance(error, OSError) else str(error)
-        click.echo(f"rallypoint serve: {text}", err=True)
-        sys.exit(1)
-    if not fds:
-        click.echo(f"serving on {', '.join(endpoint_of(sock) for sock in sockets)}")
-    if web:
-        click.echo(f"page on {', '.join(page_url(sock, options) for sock in web)}")
-    _serve_to_the_end(options, sockets, web, http_names)
+
+
+def _drop_if_empty(log_file: Path | None) -> None:
     if log_file is not None and log_file.stat().st_size == 0:
         log_file.unlink()
+
+
+def _announce(
+    sockets: list[socket.socket], kept: Kept | None, state: State | None, pages: list[str]
+) -> None:
+    click.echo(f"serving on {', '.join(map(endpoint_of, sockets))}")
+    if kept is not None:
+        click.echo(f"durable: {kept[0].where} ({len(kept[1].entries)} entries)")
+    if state is not None:
+        click.echo(f"state in {redacted(state.url)}, advertised as {state.advertise}")
+    if pages:
+        click.echo(f"page on {', '.join(pages)}")
 
 
 def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.socket]:
@@ -111,17 +168,27 @@ def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.
     return bind(host, port, options)
 
 
-def _serve_to_the_end(
-    options: Options,
-    sockets: list[socket.socket],
-    web: list[socket.socket],
-    names: tuple[str, ...],
-) -> None:
+def _opened(data_dir: str) -> Kept:
+    from rallypoint.server.sqlite_journal import SQLiteJournal
+
+    journal = SQLiteJournal(data_dir)
+    opened = journal.open(Deadline(OPEN_SECONDS))
+    Stored(journal.where, opened.entries)  # refuses what does not fit
+    return journal, opened
+
+
+def _to_the_end(serving: Coroutine[Any, Any, None], sockets: list[socket.socket]) -> None:
     try:
-        uvloop.run(_serve(options, sockets, web, names))
+        uvloop.run(serving)
+    except JournalError as error:
+        click.echo(f"rallypoint serve: {error}", err=True)
+        sys.exit(1)
     except Exception as error:  # a fault of ours: the server has logged where
         click.echo(f"rallypoint serve: the server has failed: {error!r}", err=True)
         sys.exit(1)
+    finally:
+        for sock in sockets:
+            sock.close()
 
 
 def _page_sockets(where: str, options: Options) -> list[socket.socket]:
@@ -131,18 +198,24 @@ def _page_sockets(where: str, options: Options) -> list[socket.socket]:
 
 
 def page_url(sock: socket.socket, options: Options) -> str:
-    """Return where the page is: off loopback it speaks TLS if the server does."""
-    secure = options.tls.for_servers and not is_loopback(str(sock.getsockname()[0]))
-    return f"{'https' if secure else 'http'}://{endpoint_of(sock)}/"
+    """Return where the page is: off loopback it speaks TLS if the server does, or is warned of."""
+    local = is_loopback(str(sock.getsockname()[0]))
+    secure = options.tls.for_servers and not local
+    warning = ""
+    if options.token and not secure and not local:
+        warning = (
+            " WITHOUT TLS: whoever listens in can read the token; give --tls-cert and --tls-key, "
+            "or bind the page to loopback behind a proxy that speaks TLS"
+        )
+    return f"{'https' if secure else 'http'}://{endpoint_of(sock)}/{warning}"
 
 
 async def _serve(
-    options: Options,
-    sockets: list[socket.socket],
-    web: list[socket.socket],
-    names: tuple[str, ...],
+    options: Options, sockets: list[socket.socket], page: Attend, kept: Kept | None
 ) -> None:
     server = Server(options, sockets)
+    if kept is not None:
+        Keeper(server, *kept)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -152,14 +225,32 @@ async def _serve(
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await server.start()
-    if not web:
+    async with page(server):
         await server.serve()
+
+
+@asynccontextmanager
+async def _page(
+    web: list[socket.socket], names: tuple[str, ...], server: Server
+) -> AsyncIterator[None]:
+    """Show a server on its page and by spans, if that is wanted, as long as the block lasts."""
+    with traces.traced(server, os.environ):
+        async with _shown(web, names, server):
+            yield
+
+
+@asynccontextmanager
+async def _shown(
+    web: list[socket.socket], names: tuple[str, ...], server: Server
+) -> AsyncIterator[None]:
+    if not web:
+        yield
         return
     from rallypoint.web.listener import Listener
 
-    page = Listener(server, web, names)
+    page = Listener(server, [sock.dup() for sock in web], names)
     page.start()
     try:
-        await server.serve()
+        yield
     finally:
         await page.stop()

@@ -1,6 +1,7 @@
-"""Where `status` and `doctor` ask: a server, or a state that is kept in a shared place.
+"""Where commands find a run: on a server, or in a state that is kept in a shared place.
 
-Both only look: no run is made, nothing is joined, no file comes into being.
+Reading only looks: no run is made, nothing is joined, no file comes into being. `order` has
+something done to a run (`cli.orders`).
 """
 
 import time
@@ -12,16 +13,19 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.chronicle import Chronicle, report_of
+from rallypoint.rendezvous.chronicle import Chronicle
+from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.core import codec
 from rallypoint.rendezvous.core.advance import timers
 from rallypoint.rendezvous.core.state import PLACES, NodeId, State
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.rendezvous.exchange import Exchange
 from rallypoint.rendezvous.hosted import HostedCoordinator
+from rallypoint.rendezvous.reporting import report_of
 from rallypoint.rendezvous.status import SCHEMA, ServerStatus, Status, run_status
 from rallypoint.store.engine_url import redacted
 from rallypoint.store.engines import engine_url, is_engine, open_engine
 from rallypoint.store.link import Target
+from rallypoint.store.places import parse_places
 from rallypoint.store.tls import read_tls
 
 SERVER_BACKENDS = ("core", "c10d")
@@ -36,6 +40,10 @@ class Source(ABC):
         """Return what is known now. Raises RendezvousError where it cannot be reached."""
 
     @abstractmethod
+    def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
+        """Have something done to a run. Raises RendezvousError."""
+
+    @abstractmethod
     def close(self) -> None:
         """End."""
 
@@ -44,12 +52,12 @@ class ServerSource(Source):
     """A Rallypoint server.
 
     Args:
-        endpoint: HOST:PORT.
+        endpoint: HOST:PORT, or several with commas, of which the one that leads is asked.
         token: shared secret, b"" for none.
     """
 
     def __init__(self, endpoint: str, token: bytes) -> None:
-        self._host, self._port = parse_rendezvous_endpoint(endpoint)
+        self._places = parse_places(endpoint)
         self._token = token
         self._links: dict[str, HostedCoordinator] = {}
 
@@ -69,6 +77,10 @@ class ServerSource(Source):
             self._links.pop(name).shutdown(Deadline(0))
         return Status(SCHEMA, f"the server at {link.target.where}", server, tuple(runs))
 
+    def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
+        """See the base."""
+        self._link(run_id).order(event, deadline)
+
     @staticmethod
     def _shown(server: ServerStatus) -> list[str]:
         return [run.run_id for run in server.runs[:RUNS_IN_FULL]]
@@ -76,7 +88,7 @@ class ServerSource(Source):
     def _link(self, run_id: str) -> HostedCoordinator:
         link = self._links.get(run_id)
         if link is None:
-            target = Target(self._host, self._port, run_id, self._token, tls=read_tls())
+            target = Target.at(self._places, run_id, self._token, read_tls())
             link = HostedCoordinator(target, defaults.value("lease"))
             self._links[run_id] = link
         return link
@@ -124,6 +136,10 @@ class SharedSource(Source):
         running = [(timer, None) for timer in timers(state)]
         report = report_of(state, self._where, seen, now, self._heard, running)
         return Status(SCHEMA, self._where, None, (run_status(report),))
+
+    def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
+        """See the base."""
+        Exchange(self._backend, run_id).run(lambda _: [event], deadline)
 
     def _see(self, state: State, now: float) -> None:
         signs: dict[NodeId, tuple[int, float]] = {}

@@ -40,7 +40,7 @@ Examples:
     default="127.0.0.1:29400",
     show_default=True,
     envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
-    metavar="HOST:PORT",
+    metavar="HOST:PORT[,...]",
     help="Where the nodes meet (file: the path that they share).",
 )
 @click.option(

@@ -6,10 +6,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rallypoint.rendezvous.coordinator import RoundLine
+from rallypoint.rendezvous.coordinator import ExclusionLine, NoticeLine, RoundLine
 from rallypoint.rendezvous.status import MemberStatus, RunStatus, ServerStatus, Status
+from rallypoint.wallclock import duration
 
 MEMBERS_SHOWN = 64
+NEWS_SHOWN = 3
 ROUNDS_SHOWN = 8
 MISSING_SHOWN = 8
 SILENT_SECONDS = 7.0  # more than one beat and its way
@@ -21,7 +23,6 @@ _PLACES = {
     "spare": "blue",
     "finished": "dim",
 }
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def picture(status: Status) -> Group:
@@ -39,22 +40,6 @@ def picture(status: Status) -> Group:
     return Group(*parts)
 
 
-def duration(seconds: float | None) -> str:
-    """Return a duration as people say it, "" if it is not known."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            smaller = {86400: (3600, "h"), 3600: (60, "min"), 60: (1, "s")}[size]
-            rest = int(seconds % size // smaller[0])
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {smaller[1]}" if rest else "")
-    return ""
-
-
 def _server(server: ServerStatus) -> Text:
     text = Text(f"server {server.endpoint}", style="bold")
     lag = f"{server.lag_seconds * 1000:.0f} ms"
@@ -64,8 +49,22 @@ def _server(server: ServerStatus) -> Text:
         f"loop late by {lag}",
         style="dim",
     )
+    if server.durable is not None:
+        kept = server.durable
+        text.append(
+            f"\ndurable: {kept.where}, {_many(kept.commits, 'commit')} of "
+            f"{kept.commit_seconds * 1000:.1f} ms (at worst {kept.worst_commit_seconds:.1f} s)",
+            style="dim",
+        )
+        if kept.trouble:
+            text.append(f"\n{kept.trouble}", style="bold red")
+    if server.role:
+        text.append(f"\n{server.role}")
     if server.access.startswith("INSECURE"):
         text.append(f"\n{server.access}", style="bold red")
+    if server.faults:
+        times = _many(server.faults, "internal error")
+        text.append(f"\n{times}, see its log: each has closed a run or a connection", style="red")
     return text
 
 
@@ -110,7 +109,10 @@ def _lines(run: RunStatus) -> list[Text]:
         target = f", {s.target_nodes} wanted" if s.target_nodes else ""
         lines.append(_line("nodes", f"{span}{target}; opened by {run.opened_by}"))
         allowed = "any number" if run.budget.allowed is None else str(run.budget.allowed)
-        lines.append(_line("restarts", f"{run.budget.used} of {allowed}"))
+        row = f", {run.budget.in_a_row} in a row" if run.budget.in_a_row > 1 else ""
+        lines.append(_line("restarts", f"{run.budget.used} of {allowed}{row}"))
+    lines += [_line("leaves", _leaves(notice), "yellow") for notice in run.notices[:NEWS_SHOWN]]
+    lines += [_line("kept out", _kept_out(out), "red") for out in run.exclusions[:NEWS_SHOWN]]
     for failure in run.failures[:1]:
         how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
         text = f"rank {failure.rank} on {failure.node}, round {failure.round}: {how}"
@@ -118,6 +120,20 @@ def _lines(run: RunStatus) -> list[Text]:
     for out in run.shut_out[:3]:
         lines.append(_line("shut out", f"{out.id[:8]}: {out.why}"))
     return lines
+
+
+def _leaves(notice: NoticeLine) -> str:
+    left = duration(notice.remaining_seconds)
+    by = "" if notice.by == notice.node else f" (by {notice.by})"
+    return f"{notice.node} will leave: {notice.why}{f', in {left}' if left else ''}{by}"
+
+
+def _kept_out(out: ExclusionLine) -> str:
+    until = "until admitted"
+    if out.seconds is not None:
+        left = out.remaining_seconds
+        until = f"for {duration(out.seconds)}" if left is None else f"{duration(left)} more"
+    return f"{out.aspect} {out.name}, {until}: {out.why} (by {out.by})"
 
 
 def _line(name: str, value: str, style: str = "") -> Text:

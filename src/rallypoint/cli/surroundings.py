@@ -7,13 +7,14 @@ are in `integrations`. What the command line or a RALLYPOINT_ variable says stay
 variable was set for another launcher and gives way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from rallypoint.cli.typed import nearest
 from rallypoint.errors import ParameterError
 
 GROUP = "rallypoint.environments"
@@ -54,9 +55,7 @@ def find(
     if choice == NONE:
         return "", {}
     known = readers()
-    if choice != AUTO and choice not in known:
-        allowed = ", ".join([AUTO, NONE, *sorted(known)])
-        raise ParameterError(f"--environment {choice}: unknown; allowed are {allowed}")
+    _check_choice(choice, known)
     asked = known if choice == AUTO else {choice: known[choice]}
     found = {name: said for name, reader in asked.items() if (said := reader(env)) is not None}
     if choice != AUTO and not found:
@@ -69,6 +68,13 @@ def find(
     return next(iter(found.items()), ("", {}))
 
 
+def _check_choice(choice: str, known: Collection[str]) -> None:
+    names = [AUTO, NONE, *sorted(known)]
+    if choice not in names:
+        allowed = f"allowed are {', '.join(names)}{nearest(choice, names)}"
+        raise ParameterError(f"--environment {choice}: unknown; {allowed}")
+
+
 def fill(
     ctx: click.Context, options: Mapping[str, Any], env: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -76,6 +82,7 @@ def fill(
     filled = dict(options)
     choice = filled.pop("environment")
     if options["standalone"]:  # meets only itself, whoever started it
+        _check_choice(choice, {entry.name for entry in entry_points(group=GROUP)})
         return filled, {}
     name, said = find(env, choice)
     origins = {}

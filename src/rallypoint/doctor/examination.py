@@ -8,6 +8,7 @@ import ipaddress
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Finding, Verdict
@@ -16,6 +17,7 @@ from rallypoint.errors import StoreConnectionError
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.status import run_status
 from rallypoint.store.link import Target
+from rallypoint.store.places import parse_places
 from rallypoint.store.protocol import DEFAULT_PORT
 from rallypoint.store.tls import NO_TLS, TLS
 
@@ -42,6 +44,11 @@ class Question:
     token: bytes = field(default=b"", repr=False)
     nodes: int = 0
     tls: TLS = NO_TLS
+
+    @classmethod
+    def each(cls, endpoint: str, *rest: Any) -> "list[Question]":
+        """Return the question to each server of an endpoint (ParameterError)."""
+        return [cls(*place, *rest) for place in parse_places(endpoint)]
 
     @property
     def target(self) -> Target:
@@ -81,6 +88,20 @@ def examine(question: Question, probe: Probe) -> Iterator[Finding]:
         talk.close()
 
 
+def examine_all(questions: Sequence[Question], probe: Probe) -> Iterator[Finding]:
+    """Yield what was found at each of several servers; one that can be used is enough."""
+    if len(questions) == 1:
+        yield from examine(questions[0], probe)
+        return
+    each = [(question.target.where, list(examine(question, probe))) for question in questions]
+    enough = any(worst(found) is not Verdict.FAIL for _, found in each)
+    for where, found in each:
+        for finding in found:
+            lesser = enough and finding.verdict is Verdict.FAIL
+            verdict = Verdict.WARN if lesser else finding.verdict
+            yield replace(finding, verdict=verdict, text=f"{where}: {finding.text}")
+
+
 def _other_port(question: Question, probe: Probe) -> Iterator[Finding]:
     """The usual port, if the one that was given leads nowhere."""
     if question.port == DEFAULT_PORT:
@@ -115,10 +136,10 @@ def _within(question: Question, probe: Probe, talk: Talk) -> Iterator[Finding]:
         return
     if report is not None:
         yield findings.run_state(run_status(report))
-        yield findings.peers(probe.peers(_ports(report)))
+        yield findings.peers(probe.peers(ports(report)))
 
 
-def _ports(report: Report) -> list[tuple[str, str, int]]:
+def ports(report: Report) -> list[tuple[str, str, int]]:
     """Return the ports at which the workers of a round meet, rank 0's first."""
     seated = [m for m in report.members if m.place in ("participant", "candidate") and m.node.port]
     seated.sort(key=lambda m: (m.rank is None, m.rank or 0))
@@ -139,9 +160,9 @@ def cause(found: Sequence[Finding]) -> Finding | None:
     return None
 
 
-def in_short(question: Question, seconds: float) -> str:
+def in_short(questions: Sequence[Question], seconds: float) -> str:
     """Return one line on what is wrong, "" if nothing is: for a join that takes long."""
-    found = cause(list(examine(question, Probe(seconds))))
+    found = cause(list(examine_all(questions, Probe(seconds))))
     if found is None:
         return ""
     return f"doctor: {found.step}: {found.text}; {found.remedy}"

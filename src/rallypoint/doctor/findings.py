@@ -176,7 +176,7 @@ def _why_not(bad: Sequence[Place], own: Sequence[str]) -> str:
     if any(place.address in own for place in bad):
         return (
             f"nobody listens on port {port} here: start `rallypoint serve --bind ADDRESS:{port}`, "
-            "or let `rallypoint run` host it (is_host=true); or the port is another one"
+            "or let `rallypoint run` host it (--rdzv-conf is_host=true); or the port is another one"
         )
     return (
         f"that host is up, but nobody listens on its port {port}: start `rallypoint serve` "
@@ -194,7 +194,9 @@ def answers(greeting: Greeting) -> Finding:
     """Judge what answers on the port."""
     match greeting.answer:
         case Answer.OURS:
-            return Finding("answer", Verdict.OK, "a Rallypoint server of the same protocol")
+            more = f"; {greeting.text}" if greeting.knows_token and greeting.text else ""
+            text = f"a Rallypoint server of the same protocol{more}"
+            return Finding("answer", Verdict.OK, text)
         case Answer.VERSION:
             remedy = "install the same version of rallypoint on all nodes and the server"
             return Finding("answer", Verdict.FAIL, greeting.text, remedy)

@@ -19,6 +19,7 @@ from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store import protocol as p
 from rallypoint.store.connect import AddressInfo, own_addresses, resolve
+from rallypoint.store.handshake import StandbyError
 from rallypoint.store.link import SOFTWARE, Link, NotOurProtocolError, Target, open_link
 
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
@@ -147,12 +148,13 @@ class Probe:
             link = open_link(target, Deadline(self.seconds), once=True)
         except AuthenticationError as error:
             return Greeting(Answer.OURS, str(error), b"", asks, False), None
-        except NotOurProtocolError as error:
+        except (NotOurProtocolError, StandbyError) as error:
             return Greeting(Answer.REFUSED, str(error)), None
         except StoreConnectionError as error:
             return Greeting(Answer.SILENT, str(error)), None
         link.sock.settimeout(self.seconds)
-        return Greeting(Answer.OURS, "", b"", asks or bool(target.token), True), Talk(link)
+        leads = "" if link.where == target.where else f"it stands by for {link.where}"
+        return Greeting(Answer.OURS, leads, b"", asks or bool(target.token), True), Talk(link)
 
     def _hello(self, info: AddressInfo, target: Target) -> Greeting:
         """Send a hello that proves nothing, and look at the first bytes that come back."""

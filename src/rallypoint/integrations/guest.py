@@ -23,17 +23,20 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from rallypoint.agent.report import WaitingLines
+from rallypoint.agent.waiting import Waiting
 from rallypoint.errors import RallypointError, RendezvousError, RendezvousStateError
 from rallypoint.integrations.agent_round import AgentKeys, AgentRound
 from rallypoint.rendezvous import (
     DynamicRendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    defaults,
     get_rendezvous_handler,
 )
+from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
 from rallypoint.server.spawn import host_if_ours
+from rallypoint.store.places import one_host
 from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
 
@@ -66,6 +69,8 @@ def core_parameters(
         without: names in it that are not for us.
     """
     ours = {name: value for name, value in config.items() if name not in without}
+    for name in sorted(set(ours) - defaults.parameters()):
+        logger.warning("--rdzv-conf %s: rallypoint has no such setting, and goes on without", name)
     params = RendezvousParameters(
         backend="core",
         endpoint=source.endpoint,
@@ -92,6 +97,7 @@ def _served_endpoint(params: RendezvousParameters) -> str:
     if is_host is False:
         return params.endpoint
     if is_host:
+        one_host(params.endpoint)
         free_port(parse_rendezvous_endpoint(params.endpoint)[0])  # refuses a foreign address
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
@@ -125,7 +131,12 @@ class Guest:
         why = ""
         if self._round is not None and not self.waiting():
             why = f"{self._label} asked for a new round: its workers failed"
-        lines = WaitingLines(_Reasons(self.handler), logger.warning)
+        run, seconds = self.handler.get_run_id(), self.handler.settings.timeout.join
+        lines = Waiting(
+            _Reports(self.handler),
+            seconds.total_seconds(),
+            lambda line: logger.warning("run %r: %s", run, line),
+        )
         lines.start()
         try:
             info = self.handler.next_rendezvous(why)
@@ -158,19 +169,18 @@ class Guest:
         return True
 
 
-class _Reasons:
+class _Reports:
     """What a join waits for; silent the first time, as members seldom come at once."""
 
     def __init__(self, handler: DynamicRendezvousHandler) -> None:
         self._handler = handler
         self._asked = False
 
-    def __call__(self) -> str:
+    def __call__(self) -> Report | None:
         if not self._asked:
             self._asked = True
-            return ""
-        report = self._handler.waiting_for()
-        return f"run {report.run_id!r}: {report.reason}"
+            return None
+        return self._handler.waiting_for()
 
 
 def _end_of(handler: DynamicRendezvousHandler, pid: int) -> None:

@@ -10,26 +10,22 @@ memory is bounded: `ROUNDS_KEPT` rounds, and the names of `SEATS_KEPT` participa
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
-from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
-from rallypoint.rendezvous.core import explain
+from rallypoint.rendezvous.coordinator import NoticeLine, RoundLine
 from rallypoint.rendezvous.core.events import (
     Cause,
     Disconnected,
     Event,
+    Exclude,
     Fail,
     Finish,
     Join,
-    LastCallOver,
     Leave,
     Lost,
     Reconnected,
     RejoinOver,
-    ReplacementWaitOver,
-    Timer,
 )
 from rallypoint.rendezvous.core.state import (
     PLACES,
@@ -45,17 +41,10 @@ from rallypoint.rendezvous.core.state import (
 ROUNDS_KEPT = 64
 SEATS_KEPT = 4096
 LOST_SHOWN = 8
-SHUT_OUT_SHOWN = 16
-MISSING_SHOWN = 16
 CAUSES = {
     Cause.LEASE: "lease",
     Cause.DISCONNECT: "disconnect",
     Cause.DIED: "process",
-}
-_NAMES: dict[type, tuple[str, str]] = {
-    LastCallOver: ("last call for more nodes", "last_call"),
-    RejoinOver: ("members of the round before may join again", "rejoin_timeout"),
-    ReplacementWaitOver: ("a replacement may come", "replacement_wait"),
 }
 
 
@@ -82,9 +71,9 @@ class Entry:
             number=self.number,
             opened_seconds=now - self.opened_at,
             opened_because=self.opened_because,
-            sealed_seconds=_ago(now, self.sealed_at),
+            sealed_seconds=ago(now, self.sealed_at),
             sealed_because=self.sealed_because,
-            ended_seconds=_ago(now, self.ended_at),
+            ended_seconds=ago(now, self.ended_at),
             ended_because=self.ended_because,
             size=self.size,
             lost=tuple(self.lost),
@@ -117,6 +106,7 @@ class Chronicle:
         self.phase_at: float | None = None
         self._since: dict[NodeId, float] = {}
         self._cut: dict[NodeId, float] = {}
+        self._noticed: dict[NodeId, float] = {}
 
     def note(
         self,
@@ -134,10 +124,12 @@ class Chronicle:
             now: monotonic seconds.
             heard: when a node last gave a sign of life, on the same clock.
         """
+        self._noticed = {node: self._noticed.get(node, now) for node in after.notices}
         losses: list[Loss] = []
         lost: list[str] = []
         for event in events:
             self._event(before, event, after, now, heard, losses, lost)
+        lost += _put_out(before, after)
         if after.settings is None:
             return Noted(None, tuple(losses))
         changed = type(before.phase) is not type(after.phase) or _key(before) != _key(after)
@@ -240,112 +232,20 @@ class Chronicle:
         """Return how long the nodes whose connection is cut have been so."""
         return {node: now - at for node, at in self._cut.items()}
 
+    def notices(self, state: State, now: float) -> tuple[NoticeLine, ...]:
+        """Return who will leave, and when."""
+        return tuple(
+            NoticeLine(n.node, n.label, n.why, n.by, n.seconds, self._left(n.node, n.seconds, now))
+            for n in state.notices.values()
+        )
+
+    def _left(self, node: NodeId, seconds: float | None, now: float) -> float | None:
+        at = self._noticed.get(node)
+        return None if seconds is None or at is None else max(0.0, at + seconds - now)
+
     def lines(self, now: float) -> tuple[RoundLine, ...]:
         """Return the rounds that are remembered, oldest first."""
         return tuple(entry.line(now) for entry in self.rounds)
-
-
-def report_of(
-    state: State,
-    server: str,
-    chronicle: Chronicle | None = None,
-    now: float = 0.0,
-    heard: Callable[[NodeId], float | None] = lambda _: None,
-    timers: Iterable[tuple[Timer, float | None]] = (),
-) -> Report:
-    """Return the report of a state.
-
-    Args:
-        state: of the run.
-        server: where the answer comes from, for people.
-        chronicle: what was seen of it over time, None: nothing is known of time.
-        now: on the chronicle's clock.
-        heard: when a node last gave a sign of life, on that clock.
-        timers: those that run, with the seconds that are left.
-    """
-    seen = chronicle or Chronicle()
-    members = tuple(
-        Member(
-            node,
-            place,
-            rank,
-            connected,
-            seen.place_seconds(node.id, place, now),
-            _ago(now, heard(node.id)),
-        )
-        for node, place, rank, connected in explain.rows(state)
-    )
-    shown = [RunningTimer(*_NAMES[type(timer)], left) for timer, left in timers]
-    return Report(
-        run_id=state.run_id,
-        phase=explain.phase_name(state),
-        incarnation=state.incarnation,
-        round=round_number(state.phase),
-        reason=explain.describe(state),
-        missing=explain.missing(state),
-        members=members,
-        settings=state.settings,
-        restarts=state.restarts,
-        server=server,
-        since_seconds=_ago(now, seen.phase_at),
-        opened_by=state.opened_by,
-        timers=(*shown, *_graces(state, seen.cut_seconds(now))),
-        rounds=seen.lines(now) or _present(state),
-        failures=state.failures,
-        shut_out=tuple(islice(reversed(state.fenced.items()), SHUT_OUT_SHOWN)),
-    )
-
-
-def _present(state: State) -> tuple[RoundLine, ...]:
-    """Return the one round that a state itself tells of, without times."""
-    phase = state.phase
-    if state.settings is None or isinstance(phase, Closed):
-        return ()
-    record = phase.record if isinstance(phase, Sealed) else None
-    line = RoundLine(
-        incarnation=state.incarnation,
-        number=round_number(phase),
-        opened_seconds=None,
-        opened_because=state.opening,
-        sealed_because=record.reason if record else "",
-        size=len(record.seats) if record else 0,
-        nodes=tuple(seat.node.label for seat in record.seats) if record else (),
-    )
-    return (line,)
-
-
-def brief_report(state: State, server: str) -> Report:
-    """Return a report that costs the same whatever the number of nodes: for each that waits.
-
-    Args:
-        state: of the run.
-        server: where the answer comes from, for people.
-    """
-    missing = explain.missing(state)
-    if len(missing) > MISSING_SHOWN:
-        missing = (*missing[:MISSING_SHOWN], f"{len(missing) - MISSING_SHOWN} more")
-    return Report(
-        run_id=state.run_id,
-        phase=explain.phase_name(state),
-        incarnation=state.incarnation,
-        round=round_number(state.phase),
-        reason=explain.describe(state),
-        missing=missing,
-        settings=state.settings,
-        restarts=state.restarts,
-        server=server,
-    )
-
-
-def _graces(state: State, cut: dict[NodeId, float]) -> list[RunningTimer]:
-    settings, running = state.settings, []
-    for node, seconds in cut.items():
-        member = find(state, node)
-        if settings is not None and member is not None and not member.connected:
-            left = min(settings.grace_seconds, settings.lease_seconds) - seconds
-            name = f"{member.node.label} may come back"
-            running.append(RunningTimer(name, "disconnect_grace", max(0.0, left)))
-    return running
 
 
 def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
@@ -366,15 +266,25 @@ def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
                 label, text = member.node.label, "was lost"
             case Fail(failure=failure):
                 return f"a worker failed: {failure.label}"
+            case Exclude(by=by, why=why) if gone := _put_out(before, after):
+                label, text = gone[0], f"was excluded by {by}"
             case _:
                 continue
         return f"{label} {text}" + (f": {why}" if why else "")
     return ""
 
 
+def _put_out(before: State, after: State) -> list[str]:
+    """Return the labels of live nodes that were excluded in a step."""
+    new = (out for out in after.exclusions if out not in before.exclusions)
+    members = (find(before, node) for out in new for node in out.nodes if not find(after, node))
+    return [member.node.label for member in members if member is not None]
+
+
 def _key(state: State) -> tuple[int, int]:
     return state.incarnation, round_number(state.phase)
 
 
-def _ago(now: float, at: float | None) -> float | None:
+def ago(now: float, at: float | None) -> float | None:
+    """Return how long ago a moment was, None if there was none."""
     return None if at is None else max(0.0, now - at)

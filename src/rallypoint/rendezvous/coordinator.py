@@ -18,7 +18,12 @@ import msgspec
 
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Assignment,
+    Close,
+    Exclude,
+    NoticeGiven,
+    Notify,
     Parked,
     Refused,
     RoundOpened,
@@ -37,7 +42,10 @@ class View(msgspec.Struct, frozen=True):
         opened: set once the node's round is over and it should join again.
         parked: set while the node waits or is a spare.
         closed: set once the run is closed.
-        fenced: why the node was shut out, None if it was not.
+        fenced: why the node was shut out, None if it was not; its `refusal` says whether as a
+            lost node (FENCED: it comes back with another id) or by someone (EXCLUDED: it may
+            come back once it is admitted).
+        notices: words that a node of its round, or it itself, will leave; the oldest first.
         connected: False while the coordinator cannot be reached.
         error: the failure of the background thread, None while it is well.
     """
@@ -50,6 +58,7 @@ class View(msgspec.Struct, frozen=True):
     fenced: Refused | None = None
     connected: bool = True
     error: BaseException | None = None
+    notices: tuple[NoticeGiven, ...] = ()
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -83,6 +92,48 @@ class RunningTimer(msgspec.Struct, frozen=True):
 
     name: str
     setting: str
+    remaining_seconds: float | None = None
+
+
+class ExclusionLine(msgspec.Struct, frozen=True):
+    """Nodes that are kept out of a run.
+
+    Args:
+        aspect: "node", "address" or "slot": what `name` is.
+        name: of the nodes that are meant.
+        why: for people.
+        by: who wants it so; "quarantine": their workers failed too often.
+        at: when (a text), "" if that is not known.
+        seconds: for how long, None: until they are admitted.
+        remaining_seconds: until they are admitted by themselves, None if that is not known.
+    """
+
+    aspect: str
+    name: str
+    why: str
+    by: str
+    at: str = ""
+    seconds: float | None = None
+    remaining_seconds: float | None = None
+
+
+class NoticeLine(msgspec.Struct, frozen=True):
+    """Word that a node will leave.
+
+    Args:
+        id: of the node.
+        node: its label.
+        why: for people.
+        by: who says so.
+        seconds: how long it had when that was said, None if that is not known.
+        remaining_seconds: how long it still has, 0 once it should have gone.
+    """
+
+    id: str
+    node: str
+    why: str
+    by: str
+    seconds: float | None = None
     remaining_seconds: float | None = None
 
 
@@ -136,8 +187,11 @@ class Report(msgspec.Struct, frozen=True):
         opened_by: label of the node that opened the run.
         timers: waits that end by themselves.
         rounds: the rounds so far, oldest first (the newest few dozen).
-        failures: of the last failing round, first one first.
+        failures: of the last failing round, first one first, after the first one of its row.
         shut_out: the newest nodes that were shut out: id and reason.
+        failing: how many rounds in a row were ended by failing workers.
+        exclusions: who is kept out, the oldest first.
+        notices: who will leave.
     """
 
     run_id: str
@@ -156,9 +210,13 @@ class Report(msgspec.Struct, frozen=True):
     rounds: tuple[RoundLine, ...] = ()
     failures: tuple[Failure, ...] = ()
     shut_out: tuple[tuple[str, str], ...] = ()
+    failing: int = 0
+    exclusions: tuple[ExclusionLine, ...] = ()
+    notices: tuple[NoticeLine, ...] = ()
 
 
 Watcher = Callable[[View], None]
+Order = Close | Exclude | Admit | Notify
 
 
 class Coordinator(ABC):
@@ -191,6 +249,20 @@ class Coordinator(ABC):
     @abstractmethod
     def close(self, why: str, deadline: Deadline) -> None:
         """End the incarnation for everyone."""
+
+    @abstractmethod
+    def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
+        """Say that this node will leave, in so many seconds if that is known; all are told.
+
+        Raises RendezvousStateError if it has not joined.
+        """
+
+    @abstractmethod
+    def order(self, event: Order, deadline: Deadline) -> None:
+        """Have something done to the run that is not about this node: by an operator.
+
+        Raises RendezvousStateError if that is not allowed to whoever asks.
+        """
 
     @abstractmethod
     def heartbeat(self) -> None:

@@ -10,7 +10,8 @@ from rallypoint.store import protocol
 
 MIB = 1024 * 1024
 SERVER_LIMITS = (
-    "frame_limit", "handshake_frame_limit", "handshake_seconds", "connections_limit",
+    "frame_limit", "arriving_limit", "handshake_frame_limit", "handshake_seconds",
+    "connections_limit",
     "address_limit", "handshakes_limit", "joins_per_second", "joins_at_once", "buffer_limit",
     "event_limit", "runs_limit", "store_limit", "keys_limit", "key_limit", "waiters_limit",
     "results_limit", "run_name_limit", "text_limit",
@@ -58,6 +59,11 @@ def _limit(name: str, value: float, unit: str, meaning: str) -> Default:
     return Default(name, value, unit, flag, env, "", meaning)
 
 
+_WITHOUT_DEFAULT = frozenset((
+    "slot", "target_nodes", "role", "topology", "token", "token_file", "is_host", "insecure",
+    "new_incarnation", "max_restarts", "rank", "node_rank", "path", "store_path",
+    "use_agent_store", "tls", "tls_ca", "tls_cert", "tls_key", "tls_verify_client",
+))  # fmt: skip
 DEFAULTS: tuple[Default, ...] = (
     _setting(
         "join",
@@ -120,9 +126,40 @@ DEFAULTS: tuple[Default, ...] = (
         "How long a node that was told to join again may take before it counts as lost.",
     ),
     _setting(
+        "steady_after",
+        300.0,
+        "How long a round must work for failures before it to count no more as a row.",
+    ),
+    Default(
+        "quarantine_failures",
+        0,
+        "",
+        "--quarantine-failures",
+        "RALLYPOINT_QUARANTINE_FAILURES",
+        "quarantine_failures",
+        "Of the last 16 rounds, as many as one node's workers may end before it is kept out; "
+        "0: any.",
+    ),
+    _setting("quarantine_time", 600.0, "How long such a node is kept out."),
+    _setting(
+        "admit_grace",
+        60.0,
+        "Time for workers to save before the round changes (`--admit checkpoint`, notices).",
+    ),
+    _setting(
         "stop_grace",
         30.0,
         "Time for workers to end by themselves before they are killed.",
+    ),
+    _setting(
+        "health_check_timeout",
+        60.0,
+        "How long the node's own health check may take.",
+    ),
+    _setting(
+        "hang_timeout",
+        0.0,
+        "How long a worker that tells its steps may stand still; 0 is for ever.",
     ),
     Default(
         "port",
@@ -133,11 +170,26 @@ DEFAULTS: tuple[Default, ...] = (
         "",
         "Port of the server where an endpoint of the API names none; commands want it named.",
     ),
+    Default(
+        "leader_lease",
+        2.0,
+        "s",
+        "serve --leader-lease",
+        "RALLYPOINT_LEADER_LEASE",
+        "",
+        "Of servers on one `--state`: after so long a silent leader is replaced (etcd: 2 or more).",
+    ),
     _limit(
         "frame_limit",
         protocol.FRAME_LIMIT,
         "bytes",
         "Largest message after the handshake; a larger one closes the connection, unread.",
+    ),
+    _limit(
+        "arriving_limit",
+        512 * MIB,
+        "bytes",
+        "Messages above 1 MiB that are arriving, together; another one waits, who stalls is cut.",
     ),
     _limit(
         "handshake_frame_limit",
@@ -225,6 +277,12 @@ def row(name: str) -> Default:
 def value(name: str) -> float:
     """Return the default called `name`, in its unit."""
     return _BY_NAME[name].default
+
+
+def parameters() -> frozenset[str]:
+    """Return the names of all parameters that handlers read, in each spelling."""
+    rows = (row.name for row in DEFAULTS if row.parameter)
+    return _WITHOUT_DEFAULT.union(*(spellings(name) for name in rows))
 
 
 def spellings(name: str) -> tuple[str, ...]:

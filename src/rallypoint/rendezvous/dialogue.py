@@ -15,7 +15,12 @@ from rallypoint.store import protocol as p
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
+STANDBY_PAUSE_SECONDS = 0.8
+JITTER = 1.5  # the most by which a pause is stretched
+ATTEMPT_SECONDS = 5.0  # of one attempt to connect
 LONGEST_BEAT_SECONDS = 5.0  # the run may have been opened with a shorter lease than ours
+BEAT_OF_SEVERAL_SECONDS = 3.0
+ANSWER_SECONDS = 2.0  # to a sign of life, of one of several servers
 BEATS_PER_LEASE = 3
 
 Known = tuple[int, int]
@@ -70,19 +75,44 @@ def greetings(view: View, join: Join | None, asked: Iterable[bytes]) -> list[byt
     return [*first, *asked]
 
 
-def beat_seconds(lease_seconds: float) -> float:
-    """Return the time between two signs of life."""
-    return min(lease_seconds / BEATS_PER_LEASE, LONGEST_BEAT_SECONDS)
+def beat_seconds(lease_seconds: float, several: bool = False) -> float:
+    """Return the time between two signs of life, to one server or to one of several."""
+    longest = BEAT_OF_SEVERAL_SECONDS if several else LONGEST_BEAT_SECONDS
+    return min(lease_seconds / BEATS_PER_LEASE, longest)
 
 
-def is_gone(silent_seconds: float, late_seconds: float, lease_seconds: float) -> bool:
+def silence_seconds(lease_seconds: float, several: bool) -> float:
+    """Return how long a server may say nothing: a lease; of several servers, less.
+
+    Another one may lead by now, and a node that asks it in vain loses nothing.
+    """
+    if not several:
+        return lease_seconds
+    return min(lease_seconds, BEAT_OF_SEVERAL_SECONDS + ANSWER_SECONDS)
+
+
+def is_gone(silent_seconds: float, late_seconds: float, limit_seconds: float) -> bool:
     """Return whether a server that said nothing for so long counts as gone.
 
     `late_seconds`: by how much this look comes too late; who was held up has not listened.
     """
-    return silent_seconds > max(lease_seconds, 2 * late_seconds)
+    return silent_seconds > max(limit_seconds, 2 * late_seconds)
 
 
-def next_pause(pause_seconds: float) -> float:
-    """Return the pause after the next failed attempt to connect (its caller adds jitter)."""
-    return min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+def absence_seconds(lease_seconds: float) -> float:
+    """Return after which time a node that can come back to a server has done so.
+
+    It takes a server that says nothing as gone after a lease and a beat, and may then just
+    have begun an attempt to connect that leads nowhere, and the longest pause.
+    """
+    attempt = ATTEMPT_SECONDS + JITTER * LONGEST_PAUSE_SECONDS
+    return lease_seconds + beat_seconds(lease_seconds) + attempt
+
+
+def next_pause(pause_seconds: float, standby: bool = False) -> float:
+    """Return the pause after the next failed attempt to connect (its caller adds jitter).
+
+    `standby`: a server that stands by has answered, so that one will lead within its lease.
+    """
+    longest = STANDBY_PAUSE_SECONDS if standby else LONGEST_PAUSE_SECONDS
+    return min(2 * pause_seconds, longest)

@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 
-from rallypoint.deadline import Deadline, seconds
+from rallypoint.deadline import Deadline
+from rallypoint.deadline import seconds as to_seconds
 from rallypoint.errors import RendezvousError, RendezvousStateError, RendezvousTimeoutError
 from rallypoint.rendezvous.api import (
     RendezvousHandler,
@@ -23,7 +24,7 @@ from rallypoint.rendezvous.api import (
 )
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.coordinator import Coordinator, Report, View
-from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.core.events import Assignment, Refusal
 from rallypoint.rendezvous.core.state import Failure, Node
 from rallypoint.rendezvous.endpoint import propose_port
 from rallypoint.rendezvous.parameters import as_int
@@ -79,6 +80,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._new_incarnation = new_incarnation
         self.propose_port: Callable[[str], int] = propose_port
         self._joining = threading.Lock()  # one join at a time
+        self._host = socket.gethostname()
         self._node_id = uuid.uuid4().hex
         self._seat: Assignment | None = None
         self._changed = threading.Condition()
@@ -176,22 +178,25 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _join(self, deadline: Deadline, why: str) -> Assignment:
         view = self._coordinator.view()
-        if view.fenced is not None:  # L2: a fenced node comes as a newcomer
-            self._forget()
+        if view.fenced is not None:
+            self._shut_out(view.fenced.refusal)
         why = why or _why(view)
-        known = self._seat is not None
+        comes_again = self._seat is not None or self._slot is None
         try:
             return self._ask(deadline, why)
         except RendezvousStateError:
-            # A member hears of its fencing only now. Once: of two nodes that fight for one
-            # slot, one must give in.
-            if not known or self._coordinator.view().fenced is None:
+            # It hears of its fencing only now. Once, and no newcomer with a slot: of two nodes
+            # that fight for one, one must give in.
+            fenced = self._coordinator.view().fenced
+            if not comes_again or fenced is None or fenced.refusal is Refusal.EXCLUDED:
                 raise
-            self._forget()
+            self._shut_out(fenced.refusal)
             return self._ask(deadline, why)
 
-    def _forget(self) -> None:
-        self._node_id, self._seat = uuid.uuid4().hex, None
+    def _shut_out(self, refusal: Refusal) -> None:
+        self._seat = None
+        if refusal is Refusal.FENCED:  # L2: it comes as a newcomer
+            self._node_id = uuid.uuid4().hex
 
     def _ask(self, deadline: Deadline, why: str) -> Assignment:
         address = self._local_addr or self._coordinator.local_address(deadline)
@@ -205,7 +210,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             topology=self._topology,
             local_world_size=self._local_world_size,
             role=self._role,
-            host=socket.gethostname(),
+            host=self._host,
         )
         core = self._settings.core()
         return self._coordinator.join(node, core, deadline, why, self._new_incarnation)
@@ -310,7 +315,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         known = self.view() if since is None else since
         with self._changed:
             self._changed.wait_for(
-                lambda: self._coordinator.view() != known, max(0.0, seconds(timeout))
+                lambda: self._coordinator.view() != known, max(0.0, to_seconds(timeout))
             )
         return self.view()
 
@@ -332,6 +337,18 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def fail(self, failure: Failure) -> None:
         """Say that a worker failed: the round is over for all."""
         self._coordinator.fail(failure, self._deadline(self._settings.timeout.close))
+
+    def notice(self, why: str, seconds: float | timedelta | None = None) -> None:
+        """Say that this node will leave, so that all can save before it does.
+
+        Everybody in the round, this node included, finds it in `view().notices`.
+
+        Args:
+            why: for people ("SIGTERM of the scheduler").
+            seconds: how long it still has, seconds or timedelta; None if that is not known.
+        """
+        left = seconds if seconds is None else to_seconds(seconds)
+        self._coordinator.notice(why, left, self._deadline(self._settings.timeout.close))
 
     def leave(self, why: str = "") -> None:
         """Go in good order; the others are told. Never closes the run (rule L3)."""

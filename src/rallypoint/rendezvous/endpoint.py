@@ -1,84 +1,59 @@
-"""Addresses: reading `host:port`, finding a free port and this machine's own address.
+"""Addresses: reading an endpoint, finding a free port and this machine's own address.
 
 No name is looked up backwards and no host name is asked for: an address that this machine
 advertises is one that the kernel itself would use as the source of a packet to a peer.
 """
 
-import ipaddress
-import re
 import socket
+from typing import Any
 
 from rallypoint.errors import ParameterError
+from rallypoint.store.places import join_place as join_endpoint
+from rallypoint.store.places import parse_place
 from rallypoint.store.protocol import DEFAULT_PORT
 
-_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
-_ALLOWED = "allowed: HOST, HOST:PORT, [IPV6]:PORT or IPV6, with a port of 0 to 65535"
+__all__ = [
+    "LOOPBACK",
+    "free_port",
+    "join_endpoint",
+    "local_address",
+    "parse_rendezvous_endpoint",
+    "propose_port",
+]
+
 LOOPBACK = "127.0.0.1"
 # Addresses reserved for documentation: routed like any other far host, owned by none.
 _FAR_HOSTS = ("192.0.2.1", "2001:db8::1")
 
 
-def _wrong(endpoint: object, what: str) -> ParameterError:
-    return ParameterError(f"endpoint={endpoint!r}: {what}; {_ALLOWED}")
-
-
-def _port(endpoint: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise _wrong(endpoint, f"the port {text!r} is not a number")
-    port = int(text)
-    if port > 65535:
-        raise _wrong(endpoint, f"the port {port} is too large")
-    return port
-
-
-def is_ipv6(host: str) -> bool:
-    """Return whether `host` is an IPv6 address (a zone such as %eth0 may follow)."""
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
-
-
-def join_endpoint(host: str, port: int) -> str:
-    """Return host and port as one text; an IPv6 address gets its brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def parse_rendezvous_endpoint(
     endpoint: str | None, default_port: int = DEFAULT_PORT
 ) -> tuple[str, int]:
-    """Return host and port of `host`, `host:port`, `[v6]:port`, `[v6]` or a bare IPv6 address.
+    """Return host and port of one endpoint (see `rallypoint.store.places.parse_place`).
 
     An empty endpoint is localhost with the default port.
 
     Raises:
         ParameterError: names the endpoint, what is wrong with it and what is allowed.
     """
-    if endpoint is not None and not isinstance(endpoint, str):
-        raise _wrong(endpoint, "not a text")
-    text = (endpoint or "").strip()
-    if not text:
-        return "localhost", default_port
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise _wrong(endpoint, "the brackets of the IPv6 address are not closed or misplaced")
-        if not is_ipv6(host):
-            raise _wrong(endpoint, f"{host!r} is not an IPv6 address")
-        return host, _port(text, rest[1:]) if rest else default_port
-    if text.count(":") > 1:
-        if is_ipv6(text):
-            return text, default_port
-        raise _wrong(endpoint, "more than one ':' but no IPv6 address")
-    host, colon, rest = text.partition(":")
-    if not host:
-        raise _wrong(endpoint, "the host is missing")
-    if not _NAME.fullmatch(host):
-        raise _wrong(endpoint, f"{host!r} is not a host name or address")
-    return host, _port(text, rest) if colon else default_port
+    return parse_place(endpoint, default_port)
+
+
+def _numeric(address: str) -> tuple[int, tuple[str, int]] | None:
+    """Return family and place of a plain IP address, which need not be resolved."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, address)
+        except OSError:
+            continue
+        return family, (address, 0)
+    return None
 
 
 def _bind_any(address: str) -> int:
+    plain = _numeric(address)
+    if plain is not None:
+        return _bound(plain[0], plain[1])
     try:
         found = socket.getaddrinfo(
             address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -88,8 +63,11 @@ def _bind_any(address: str) -> int:
             f"address={address!r}: no host name or address ({error}); allowed: an address or "
             "name of this machine, such as --local-addr 10.0.0.7"
         ) from error
-    family, kind, proto, _, where = found[0]
-    with socket.socket(family, kind, proto) as probe:
+    return _bound(found[0][0], found[0][4])
+
+
+def _bound(family: int, where: tuple[Any, ...]) -> int:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind(where)
         port: int = probe.getsockname()[1]
         return port

@@ -1,15 +1,15 @@
 """The coordinator over a server: a join is one request, everything else is told.
 
 Who hosts? Whoever can bind the endpoint's address: exactly one process of one machine can,
-and it needs neither host names nor reverse DNS to know that the address is its own.
+and it needs neither host names nor reverse DNS to know that the address is its own. Of a
+list of endpoints nobody does: who leads there is decided by their servers.
 """
 
-import datetime
-import errno
 import logging
-import socket
 import threading
 from collections.abc import Callable
+
+import msgspec
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
@@ -21,7 +21,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.rendezvous import dialogue, wire
-from rallypoint.rendezvous.coordinator import Coordinator, Report, View, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, View, Watcher
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Close,
@@ -29,25 +29,27 @@ from rallypoint.rendezvous.core.events import (
     Finish,
     Join,
     Leave,
+    Notify,
     Refusal,
     Refused,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.rendezvous.core.state import Failure, Node, Settings, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.patience import wait_for_seat
 from rallypoint.rendezvous.session import Session
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store.api import Store
-from rallypoint.store.hosting import HostedServer, start_server
+from rallypoint.store.hosting import HostedServer, check_elsewhere, start_server
 from rallypoint.store.lazy import LazyStore
 from rallypoint.store.link import Target
+from rallypoint.store.places import join_place, one_host, parse_places
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.tls import NO_TLS, TLS, read_tls
 from rallypoint.store.token import read_token
+from rallypoint.wallclock import now_text
 
 logger = logging.getLogger("rallypoint")
 
@@ -85,7 +87,7 @@ class HostedCoordinator(Coordinator):
     ) -> Assignment:
         """See `Coordinator.join`."""
         session = self._session
-        session.start(deadline)
+        session.start(deadline, reads=True)
         self._label = node.label
         with session.changed:
             asked, fresh = dialogue.request(
@@ -94,20 +96,21 @@ class HostedCoordinator(Coordinator):
             session.join, session.refused = asked, None
         seat = fresh.assignment
         session.update(lambda v: View(assignment=seat, connected=v.connected, error=v.error))
-        session.send(wire.Ask(0, asked))
+        wait_for_seat(
+            session.asking(wire.Ask(0, asked)),
+            lambda: session.view,
+            lambda: session.join is not asked or self._settled(asked),
+            deadline,
+        )
         with session.changed:
-            wait_for_seat(
-                session.changed,
-                lambda: session.view,
-                lambda: session.join is not asked or self._settled(asked),
-                deadline,
-            )
             view, withdrawn = session.view, session.join is not asked
-            refused: Refused | None = session.refused  # set by the session's thread
+            refused: Refused | None = session.refused  # set by whoever reads
             refused = refused or view.fenced
         session.raise_failure()
         if refused is not None:
             session.join = None
+            if refused.refusal is Refusal.CLOSED:
+                session.update(lambda v: msgspec.structs.replace(v, closed=_closed_of(refused)))
             raise self._refused(refused)
         if view.closed is not None:
             session.join = None
@@ -165,11 +168,10 @@ class HostedCoordinator(Coordinator):
             return
         node = join.node.id
         session.update(lambda v: View(connected=v.connected, error=v.error))
-        number = session.ask(lambda i: wire.Ask(i, Leave(node, why)))
         connected = session.view.connected
         limit = deadline if connected else Deadline(deadline.capped(WITHDRAW_SECONDS))
         try:
-            session.wait(number, limit)
+            session.call(lambda i: wire.Ask(i, Leave(node, why)), limit)
         except RendezvousConnectionError as error:
             logger.info("leaving run %r was not acknowledged: %s", self.target.run, error)
 
@@ -180,7 +182,7 @@ class HostedCoordinator(Coordinator):
         if join is None or seat is None:
             raise RendezvousStateError("finish: this node is in no round; join first")
         event = Finish(join.node.id, seat.incarnation, seat.round, at=now_text())
-        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+        session.call(lambda i: wire.Ask(i, event), deadline)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
         """See `Coordinator.fail`."""
@@ -189,7 +191,7 @@ class HostedCoordinator(Coordinator):
         if join is None or seat is None:
             raise RendezvousStateError("fail: this node is in no round; join first")
         event = Fail(join.node.id, seat.incarnation, seat.round, failure)
-        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+        session.call(lambda i: wire.Ask(i, event), deadline)
 
     def close(self, why: str, deadline: Deadline) -> None:
         """See `Coordinator.close`."""
@@ -198,8 +200,22 @@ class HostedCoordinator(Coordinator):
         by = self._label or f"a client at {session.local_address}"
         incarnation, _round = dialogue.known_of(session.view)  # E1: a late close ends no other
         event = Close(by, why, at=now_text(), incarnation=incarnation)
-        session.wait(session.ask(lambda i: wire.Ask(i, event)), deadline)
+        session.call(lambda i: wire.Ask(i, event), deadline)
         # The server has told by whom it was closed: somebody else may have been faster.
+
+    def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
+        """See `Coordinator.notice`."""
+        session = self._session
+        join = session.join
+        if join is None:
+            raise RendezvousStateError("notice: this node has not joined, or has left")
+        event = Notify(join.node.id, why, seconds=seconds)
+        session.call(lambda i: wire.Ask(i, event), deadline)
+
+    def order(self, event: Order, deadline: Deadline) -> None:
+        """See `Coordinator.order`."""
+        self._session.start(deadline)
+        self._session.call(lambda i: wire.Ask(i, event), deadline)
 
     def heartbeat(self) -> None:
         """See `Coordinator.heartbeat`."""
@@ -223,8 +239,7 @@ class HostedCoordinator(Coordinator):
 
     def _report(self, deadline: Deadline, brief: bool) -> Report:
         self._session.start(deadline)
-        number = self._session.ask(lambda i: wire.Inquire(i, brief=brief))
-        answer = self._session.wait(number, deadline)
+        answer = self._session.call(lambda i: wire.Inquire(i, brief=brief), deadline)
         if answer is None or answer.report is None:
             raise RendezvousConnectionError(f"{self.target.where} gave no report")
         return answer.report
@@ -232,8 +247,7 @@ class HostedCoordinator(Coordinator):
     def server_status(self, deadline: Deadline) -> ServerStatus:
         """Return what the server says of itself and its runs (one request)."""
         self._session.start(deadline)
-        number = self._session.ask(lambda i: wire.Inquire(i, server=True))
-        answer = self._session.wait(number, deadline)
+        answer = self._session.call(lambda i: wire.Inquire(i, server=True), deadline)
         if answer is None or answer.server is None:
             raise RendezvousConnectionError(f"{self.target.where} says nothing of itself")
         return answer.server
@@ -241,13 +255,12 @@ class HostedCoordinator(Coordinator):
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
         """See `Coordinator.participants`."""
         self._session.start(deadline)
-        number = self._session.ask(lambda i: wire.Inquire(i, seats=True))
-        answer = self._session.wait(number, deadline)
+        answer = self._session.call(lambda i: wire.Inquire(i, seats=True), deadline)
         return () if answer is None else answer.seats
 
     def local_address(self, deadline: Deadline) -> str:
         """See `Coordinator.local_address`: the local end of the connection."""
-        self._session.start(deadline)
+        self._session.start(deadline, reads=True)
         return self._session.local_address
 
     def store(self) -> Store:
@@ -258,8 +271,7 @@ class HostedCoordinator(Coordinator):
             return self._store
 
     def _open_store(self) -> TCPStore:
-        t = self.target
-        return TCPStore(t.host, t.port, run=t.run, token=t.token, tls=t.tls)
+        return TCPStore.at(self.target.another())
 
     def shutdown(self, deadline: Deadline) -> bool:
         """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
@@ -284,9 +296,11 @@ class HostedCoordinator(Coordinator):
         return True
 
 
-def now_text() -> str:
-    """Return this machine's time for people; nothing compares it."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def _closed_of(refused: Refused) -> RunClosed:
+    """Return the run's end as one hears of it who comes after it; who and when is in `why`."""
+    verdict = refused.verdict or Verdict.CLOSED
+    known = (refused.incarnation, refused.round)
+    return RunClosed(*known, "", "", refused.why, verdict, refused.failures)
 
 
 def host_if_ours(
@@ -313,18 +327,8 @@ def host_if_ours(
     try:
         return start_server(host, port, token, insecure, tls)
     except OSError as error:
-        if is_host:
-            raise RendezvousConnectionError(
-                f"is_host=true, but this machine cannot listen on {host}:{port}: "
-                f"{error.strerror or error}; give the endpoint an address of this machine and a "
-                "free port"
-            ) from error
-        elsewhere = (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
-        if isinstance(error, socket.gaierror) or error.errno in elsewhere:
-            return None  # not ours, taken by the one who hosts, or not known to DNS yet
-        raise RendezvousConnectionError(
-            f"cannot tell whether {host}:{port} is this machine's: {error.strerror or error}"
-        ) from error
+        check_elsewhere(join_place(host, port), error, is_host)
+        return None
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -335,13 +339,17 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     RALLYPOINT_TLS_CA and so on), and the settings of `RendezvousSettings`.
     """
     settings = RendezvousSettings.from_params(params)
-    host, port = parse_rendezvous_endpoint(params.endpoint)
+    places = parse_places(params.endpoint)
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
-    tls = read_tls(params.config)
-    server = host_if_ours(host, port, token, insecure, params.get_as_bool("is_host"), tls)
+    tls, is_host = read_tls(params.config), params.get_as_bool("is_host")
+    server = None
+    if is_host:
+        one_host(params.endpoint)
+    if len(places) == 1:
+        server = host_if_ours(*places[0], token, insecure, is_host, tls)
     if server is not None:
-        port = server.port
-    target = Target(host, port, params.run_id, token, tls=tls)
+        places = ((places[0][0], server.port),)
+    target = Target.at(places, params.run_id, token, tls)
     coordinator = HostedCoordinator(target, settings.lease.total_seconds(), server)
     return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")

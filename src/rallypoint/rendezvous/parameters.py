@@ -65,7 +65,8 @@ class RendezvousParameters:
 
     Args:
         backend: name of the backend ("core", "static", "file", or a plug-in's).
-        endpoint: where the nodes meet: host:port of the server (backend "file": a path).
+        endpoint: where the nodes meet: host:port of the server, or several with commas of which
+            one leads (backend "file": a path).
         run_id: name of the run.
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round; min_nodes if not given.

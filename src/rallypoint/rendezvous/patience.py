@@ -7,13 +7,21 @@ then on its join has its whole time. While the coordinator is away the time runs
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.coordinator import View
 
 
+class Waits(Protocol):
+    """What can be waited on: a `threading.Condition` that is held, or a session that is not."""
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float, /) -> bool:
+        """Wait until the predicate holds, at most so many seconds; return whether it does."""
+
+
 def wait_for_seat(
-    changed: threading.Condition,
+    changed: Waits,
     view: Callable[[], View],
     decided: Callable[[], bool],
     deadline: Deadline,
@@ -21,7 +29,7 @@ def wait_for_seat(
     """Wait until a join is decided; return whether it is, False once its time is over.
 
     Args:
-        changed: held by the caller; notified with each change of what the two functions say.
+        changed: notified with each change of what the two functions say.
         view: what the node was told so far.
         decided: whether there is an answer.
         deadline: of the join; begun anew, with the same timeout, when the node was parked.

@@ -1,23 +1,16 @@
-"""A node's session with a server: one connection, one thread, always the newest view.
+"""A node's session with a server: what it has said and asked, and always the newest view.
 
-The thread is a loop of three lines: wait for bytes or a wake-up, at most until the next beat;
-fold what was told into the view; notify. It beats every third of the lease, takes a server
-that says nothing for a whole lease as gone, reconnects with backoff and jitter, and then
-resumes: running workers are left alone until the server says that the node was shut out.
+Whoever waits for an answer reads the connection meanwhile (see `line`): what comes is folded
+into the view, whosever it is, and all who wait are told. Running workers are left alone while
+the connection is away, until the server says that the node was shut out.
 
-Two locks: `_sending` orders what goes out and is never held while somebody else's code runs;
-`changed` guards what was told. `stop` may come at any moment: it ends an attempt to connect,
-a pause and a read.
+`changed` guards what was told; it is never held while somebody else's code runs. `stop` may
+come at any moment: it ends an attempt to connect, a pause and a read.
 """
 
-import contextlib
 import logging
 import os
-import random
-import selectors
-import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,16 +26,13 @@ from rallypoint.errors import (
 from rallypoint.rendezvous import dialogue, wire
 from rallypoint.rendezvous.coordinator import View, Watcher
 from rallypoint.rendezvous.core.events import Join, Refusal, Refused
+from rallypoint.rendezvous.line import Line
 from rallypoint.store import protocol as p
-from rallypoint.store.connect import Attempt
-from rallypoint.store.link import Link, Target, goodbye_error, open_link
+from rallypoint.store.link import Target, goodbye_error
 
 logger = logging.getLogger("rallypoint")
 
-ATTEMPT_SECONDS = 5.0
-STOP_SECONDS = 1.0  # for the thread to see that it shall end
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
-_BEAT = p.frame(wire.Beat())
 
 
 class Session:
@@ -51,72 +41,63 @@ class Session:
     Args:
         target: where the server is, and which run.
         lease_seconds: as in the run's settings.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self, target: Target, lease_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, target: Target, lease_seconds: float) -> None:
         self.target = target
         self.changed = threading.Condition()
         self.view = View(connected=False)
         self.refused: Refused | None = None
         self.join: Join | None = None
         self.answers: dict[int, wire.Answer | wire.Denied | None] = {}
-        self.local_address = ""
-        self._lease = lease_seconds
-        self._clock = clock
+        self.stopping = False
+        self._line = Line(target, lease_seconds, self)
         self._watchers: list[Watcher] = []
-        self._link: Link | None = None
-        self._attempt: Attempt | None = None
         self._starting = threading.Lock()
-        self._sending = threading.Lock()
-        self._ready = False  # requests go out now; else `_resume` sends them
+        self._started = False
         self._last_id = 0
         self._asked: dict[int, bytes] = {}
-        self._trouble = ""
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._wake: tuple[socket.socket, socket.socket] | None = None
         self._pid = os.getpid()
-        self._heard_at = 0.0
 
     # -- for callers ----------------------------------------------------------------------
 
-    def start(self, deadline: Deadline) -> None:
-        """Connect, if not yet, and start the thread.
+    @property
+    def local_address(self) -> str:
+        """The local end of the connection, "" before there was one."""
+        return self._line.local_address
+
+    def start(self, deadline: Deadline, *, reads: bool = False) -> None:
+        """Connect, if not yet.
+
+        Args:
+            deadline: until when to try.
+            reads: the caller goes on to wait for an answer, so nobody else need read yet.
 
         Raises RendezvousConnectionError (what was tried, for how long, or what ended the
         session), RendezvousStateError after `stop`.
         """
         self.raise_failure()
         self._refuse_if_over()
-        if self._thread is None:
-            if not self._starting.acquire(timeout=deadline.capped(threading.TIMEOUT_MAX)):
-                raise RendezvousConnectionError(
-                    f"run {self.target.run!r}: another thread has been connecting to "
-                    f"{self.target.where} for {deadline.timeout:g} s"
-                )
-            try:
-                self._start_once(deadline)
-            finally:
-                self._starting.release()
-
-    def _start_once(self, deadline: Deadline) -> None:
-        if self._thread is None:
-            link = self._first_link(deadline)
-            with self._sending:
-                self._use(link)
-            self._wake = socket.socketpair()
-            thread = threading.Thread(target=self._run, name="rallypoint-session", daemon=True)
-            self._thread = thread
-            self._tell_connected(True)
-            thread.start()
-
-    def _first_link(self, deadline: Deadline) -> Link:
-        self._attempt = Attempt(deadline.remaining())
+        if self._started:
+            return
+        if not self._starting.acquire(timeout=deadline.capped(threading.TIMEOUT_MAX)):
+            raise RendezvousConnectionError(
+                f"run {self.target.run!r}: another thread has been connecting to "
+                f"{self.target.where} for {deadline.timeout:g} s"
+            )
         try:
-            link = open_link(self.target, self._attempt)
+            if not self._started:
+                self._connect(deadline)
+                self._started = True
+        finally:
+            self._starting.release()
+        if not reads:
+            self._line.rest()
+
+    def _connect(self, deadline: Deadline) -> None:
+        try:
+            if not self._line.open(deadline):
+                self._refuse_if_over()
         except AuthenticationError as error:
             raise RendezvousConnectionError(str(error)) from error
         except StoreConnectionError as error:
@@ -124,20 +105,16 @@ class Session:
             raise RendezvousConnectionError(
                 f"run {self.target.run!r}: {error} (join={deadline.timeout:g} s)"
             ) from error
-        if self._stopping:
-            link.close()
-            self._refuse_if_over()
-        return link
 
     def _refuse_if_over(self) -> None:
-        if self._stopping or self._pid != os.getpid():
-            how = "shut down" if self._stopping else "made before a fork"
+        if self.stopping or self._pid != os.getpid():
+            how = "shut down" if self.stopping else "made before a fork"
             raise RendezvousStateError(
                 f"run {self.target.run!r}: this handler was {how}; make a new one"
             )
 
     def raise_failure(self) -> None:
-        """Raise what ended the background thread, if something did."""
+        """Raise what ended the session, if something did."""
         if self.view.error is not None:
             raise RendezvousConnectionError(
                 f"the session with {self.target.where} has failed: {self.view.error}"
@@ -145,25 +122,29 @@ class Session:
 
     def send(self, body: msgspec.Struct) -> None:
         """Send a body whose loss in a reconnect is made up for there (join, beat)."""
-        self._write(p.frame(body))
+        self._refuse_fork()
+        self._line.send(p.frame(body))
 
-    def ask(self, make: Callable[[int], msgspec.Struct]) -> int:
-        """Send a request that is answered under its id; it is sent again on a reconnect."""
+    def asking(self, body: msgspec.Struct) -> "Asking":
+        """Return what to wait on for the outcome of `body`; the first wait sends it."""
+        return Asking(self, p.frame(body))
+
+    def call(self, make: Callable[[int], msgspec.Struct], deadline: Deadline) -> wire.Answer | None:
+        """Send a request that is answered under its id, and wait for the answer.
+
+        It is sent again on a reconnect. Raises RendezvousConnectionError at the deadline.
+        """
         with self.changed:
             self._last_id += 1
             number = self._last_id
             data = p.frame(make(number))
             self._asked[number] = data
-        self._write(data)
-        return number
-
-    def wait(self, number: int, deadline: Deadline) -> wire.Answer | None:
-        """Wait for the answer to `ask`; RendezvousConnectionError at the deadline."""
+        done = self.wait_for(
+            lambda: number in self.answers or self.view.error is not None or self.stopping,
+            deadline.remaining(),
+            data,
+        )
         with self.changed:
-            done = self.changed.wait_for(
-                lambda: number in self.answers or self.view.error is not None or self._stopping,
-                deadline.remaining(),
-            )
             self._asked.pop(number, None)
             if number in self.answers:
                 answer = self.answers.pop(number)
@@ -175,10 +156,32 @@ class Session:
             raise RendezvousConnectionError(
                 f"the session with {self.target.where} was ended before the answer came"
             )
-        now = "connected" if self.view.connected else f"not connected: {self._trouble}"
+        now = "connected" if self.view.connected else f"not connected: {self._line.trouble}"
         raise RendezvousConnectionError(
             f"the server at {self.target.where} did not answer in {deadline.timeout:g} s ({now})"
         )
+
+    def wait_for(self, done: Callable[[], bool], timeout: float, request: bytes = b"") -> bool:
+        """Wait until `done`, at most `timeout` seconds; return whether it is.
+
+        `changed` must not be held. What makes `done` true must be told by the server, or be
+        followed by an answer of the server's (as a `leave` of another thread is).
+
+        Args:
+            done: looked at after each change.
+            timeout: seconds.
+            request: frames to send first.
+        """
+        self._refuse_fork()
+        deadline = Deadline(timeout)
+        if self._line.read_until(done, deadline, request):
+            return True
+        with self.changed:
+            return self.changed.wait_for(done, deadline.remaining())
+
+    def _refuse_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._refuse_if_over()
 
     def update(self, change: Callable[[View], View]) -> None:
         """Change the view and call the watchers; one that fails harms nobody else."""
@@ -194,11 +197,6 @@ class Session:
                 except Exception:
                     logger.exception("a watcher of run %r has failed", self.target.run)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping
-
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher` with each new view."""
         with self.changed:
@@ -212,90 +210,24 @@ class Session:
         return end
 
     def stop(self) -> None:
-        """End the thread and the connection; within about a second, whatever it is doing."""
+        """End the connection; within about a second, whatever is being done with it."""
         with self.changed:
-            self._stopping = True
+            self.stopping = True
             self.changed.notify_all()  # nobody need wait for answers any more
-        if self._pid != os.getpid():
-            self._abandon()  # what a fork has copied; the parent goes on with its own
-            return
-        if self._attempt is not None:
-            self._attempt.cancel()
-        self._send_wake()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(STOP_SECONDS)
-        if thread is None or thread is threading.current_thread() or thread.is_alive():
-            self._close_link()
+        if self._pid == os.getpid():
+            self._line.stop()
+        else:
+            self._line.abandon()
 
-    def _abandon(self) -> None:
-        if self._link is not None:
-            self._link.abandon()
-        for sock in self._wake or ():
-            sock.close()
+    # -- for the line ---------------------------------------------------------------------
 
-    # -- the thread -----------------------------------------------------------------------
-
-    def _run(self) -> None:
+    def take(self, data: bytes) -> None:
+        """See `line.Owner`."""
         try:
-            while not self._stopping:
-                try:
-                    self._converse()
-                except StoreConnectionError as error:
-                    if not self._stopping:
-                        self._reconnect(error)
-        except BaseException as error:  # handed to the callers, never swallowed
-            failure = error
-            self._ready = False
-            self.update(lambda v: msgspec.structs.replace(v, error=failure, connected=False))
-        finally:
-            self._close_link()  # the server shall not wait a lease for our beats
-            for sock in self._wake or ():
-                sock.close()
-
-    def _close_link(self) -> None:
-        with self._sending:
-            link, self._link, self._ready = self._link, None, False
-            if link is not None:
-                with contextlib.suppress(StoreConnectionError):  # closed already
-                    link.send(p.frame(p.Bye()))
-                link.close()
-
-    def _converse(self) -> None:
-        """Read and beat until the connection ends."""
-        link, wake = self._link, self._wake
-        if link is None or wake is None:
-            raise StoreConnectionError("not connected")
-        beat_every = dialogue.beat_seconds(self._lease)
-        next_beat = self._clock() + beat_every
-        with selectors.DefaultSelector() as selector:
-            selector.register(link.sock, selectors.EVENT_READ)
-            selector.register(wake[0], selectors.EVENT_READ)
-            while not self._stopping:
-                for key, _events in selector.select(max(0.0, next_beat - self._clock())):
-                    if key.fileobj is wake[0]:
-                        wake[0].recv(4096)
-                    else:
-                        self._take(link)
-                now = self._clock()
-                if now >= next_beat:
-                    if dialogue.is_gone(now - self._heard_at, now - next_beat, self._lease):
-                        raise StoreConnectionError(
-                            f"the server at {self.target.where} has said nothing for "
-                            f"{now - self._heard_at:.1f} s"
-                        )
-                    with self._sending:
-                        link.send(_BEAT)
-                    next_beat = now + beat_every
-
-    def _take(self, link: Link) -> None:
-        self._heard_at = self._clock()
-        for data in link.receive_some():
-            try:
-                body = _decoder.decode(data)
-            except msgspec.DecodeError as error:
-                raise StoreConnectionError(f"{self.target.where}: {error}") from error
-            self._handle(body)
+            body = _decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise StoreConnectionError(f"{self.target.where}: {error}") from error
+        self._handle(body)
 
     def _handle(self, body: Any) -> None:
         if isinstance(body, wire.Push):
@@ -317,71 +249,27 @@ class Session:
         elif isinstance(body, p.Goodbye):
             raise goodbye_error(self.target.where, body)
 
-    def _reconnect(self, error: StoreConnectionError) -> None:
-        """Come back, as often as it takes; the node's fate is the server's to tell."""
-        logger.warning("%s; reconnecting, workers are left alone", error)
-        self._trouble = str(error)
-        with self._sending:
-            self._ready = False
-            if self._link is not None:
-                self._link.close()
-        self._tell_connected(False)
-        pause = dialogue.FIRST_PAUSE_SECONDS
-        while not self._stopping:
-            self._attempt = Attempt(ATTEMPT_SECONDS)
-            try:
-                link = open_link(self.target, self._attempt, once=True)
-                with self._sending:
-                    self._use(link)
-                    self._resume(link)
-            except AuthenticationError:
-                raise
-            except StoreConnectionError as failure:
-                self._trouble = str(failure)
-                self._pause(pause * (0.5 + random.random()))  # noqa: S311 - jitter
-                pause = dialogue.next_pause(pause)
-                continue
-            self._tell_connected(True)
-            logger.warning("reconnected to %s", self.target.where)
-            return
-
-    def _resume(self, link: Link) -> None:
+    def greetings(self) -> list[bytes]:
+        """See `line.Owner`."""
         with self.changed:
-            frames = dialogue.greetings(self.view, self.join, list(self._asked.values()))
-        for data in frames:
-            link.send(data)
+            return dialogue.greetings(self.view, self.join, list(self._asked.values()))
 
-    def _use(self, link: Link) -> None:
-        """Make it the link; `_sending` is held, so nothing comes before what resumes."""
-        if self._link is not None:
-            self._link.close()
-        self._link, self._ready = link, True
-        self._heard_at = self._clock()
-        self.local_address = link.sock.getsockname()[0].split("%")[0]
-
-    def _tell_connected(self, connected: bool) -> None:
+    def tell_connected(self, connected: bool) -> None:
+        """See `line.Owner`."""
         self.update(lambda view: msgspec.structs.replace(view, connected=connected))
 
-    def _pause(self, duration_seconds: float) -> None:
-        if self._wake is None or self._stopping:
-            return
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake[0], selectors.EVENT_READ)
-            selector.select(duration_seconds)
+    def fail(self, error: BaseException) -> None:
+        """See `line.Owner`."""
+        self.update(lambda v: msgspec.structs.replace(v, error=error, connected=False))
 
-    def _send_wake(self) -> None:
-        if self._wake is not None:
-            with contextlib.suppress(OSError):  # closed already: the thread has ended
-                self._wake[1].send(b"x")
 
-    def _write(self, data: bytes) -> None:
-        if self._pid != os.getpid():
-            self._refuse_if_over()
-        with self._sending:
-            link = self._link
-            if link is None or not self._ready:
-                return  # sent by `_resume` when the connection is back
-            try:
-                link.send(data)
-            except StoreConnectionError:
-                link.interrupt()  # the thread sees it, reconnects and resumes
+class Asking:
+    """A request and the wait for its outcome; see `patience.Waits`."""
+
+    def __init__(self, session: Session, request: bytes) -> None:
+        self._session, self._request = session, request
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float, /) -> bool:
+        """See `Session.wait_for`."""
+        request, self._request = self._request, b""
+        return self._session.wait_for(predicate, timeout, request)

@@ -48,6 +48,17 @@ def _lease(
     return product
 
 
+def _sizes(least: int, most: int, wanted: int | None) -> tuple[int, int, int | None]:
+    """Return min_nodes, max_nodes and target_nodes, if they fit together."""
+    least, most = as_int("min_nodes", least, 1), as_int("max_nodes", most)
+    if most < least:
+        raise wrong("max_nodes", most, f"min_nodes ({least}) or more")
+    target = None if wanted is None else as_int("target_nodes", wanted)
+    if target is not None and not least <= target <= most:
+        raise wrong("target_nodes", wanted, f"{least} (min_nodes) to {most} (max_nodes)")
+    return least, most, target
+
+
 @dataclass(frozen=True, init=False)
 class RendezvousSettings:
     """What the state machine of a run is opened with.
@@ -67,6 +78,10 @@ class RendezvousSettings:
         disconnect_grace: time for a cut connection to come back (1 s).
         replacement_wait: wait for a replacement after a loss (0 s).
         rejoin_timeout: how long a node that was told to join again may take (60 s).
+        steady_after: how long a round must work to end a row of failing ones (300 s).
+        quarantine_failures: rounds that one node may end by failing workers, of the last
+            `QUARANTINE_ROUNDS`, before it is kept out; 0: any number.
+        quarantine_time: how long it is kept out then (600 s).
 
     Raises:
         ParameterError: names the parameter, its value and what is allowed.
@@ -84,6 +99,9 @@ class RendezvousSettings:
     disconnect_grace: timedelta
     replacement_wait: timedelta
     rejoin_timeout: timedelta
+    steady_after: timedelta
+    quarantine_failures: int
+    quarantine_time: timedelta
 
     def __init__(
         self,
@@ -100,17 +118,15 @@ class RendezvousSettings:
         disconnect_grace: Duration = None,
         replacement_wait: Duration = None,
         rejoin_timeout: Duration = None,
+        steady_after: Duration = None,
+        quarantine_failures: int | None = None,
+        quarantine_time: Duration = None,
     ) -> None:
         if not is_text(run_id):
             raise wrong("run_id", run_id, "a text that is not empty")
         if problem := run_problem(run_id):
             raise ParameterError(f"run_id={run_id[:40]!r}: {problem}")
-        least, most = as_int("min_nodes", min_nodes, 1), as_int("max_nodes", max_nodes)
-        if most < least:
-            raise wrong("max_nodes", max_nodes, f"min_nodes ({least}) or more")
-        target = None if target_nodes is None else as_int("target_nodes", target_nodes)
-        if target is not None and not least <= target <= most:
-            raise wrong("target_nodes", target_nodes, f"{least} (min_nodes) to {most} (max_nodes)")
+        least, most, target = _sizes(min_nodes, max_nodes, target_nodes)
         limits = timeout or RendezvousTimeout()
         held = _lease(limits, keep_alive_interval, keep_alive_max_attempt, lease)
         attempts = keep_alive_max_attempt or int(defaults.value("keep_alive_max_attempt"))
@@ -129,6 +145,9 @@ class RendezvousSettings:
             "disconnect_grace": min(grace, held),  # L1: never longer than the lease
             "replacement_wait": _duration("replacement_wait", replacement_wait, zero=True),
             "rejoin_timeout": _duration("rejoin_timeout", rejoin_timeout),
+            "steady_after": _duration("steady_after", steady_after),
+            "quarantine_failures": as_int("quarantine_failures", quarantine_failures or 0, 0),
+            "quarantine_time": _duration("quarantine_time", quarantine_time),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -150,6 +169,9 @@ class RendezvousSettings:
             disconnect_grace=params.get_as_seconds("disconnect_grace", zero=True),
             replacement_wait=params.get_as_seconds("replacement_wait", zero=True),
             rejoin_timeout=params.get_as_seconds("rejoin_timeout"),
+            steady_after=params.get_as_seconds("steady_after"),
+            quarantine_failures=params.get_as_int("quarantine_failures"),
+            quarantine_time=params.get_as_seconds("quarantine_time"),
         )
 
     def core(self) -> Settings:
@@ -164,4 +186,7 @@ class RendezvousSettings:
             replacement_seconds=self.replacement_wait.total_seconds(),
             lease_seconds=self.lease.total_seconds(),
             grace_seconds=self.disconnect_grace.total_seconds(),
+            steady_seconds=self.steady_after.total_seconds(),
+            quarantine_failures=self.quarantine_failures,
+            quarantine_seconds=self.quarantine_time.total_seconds(),
         )

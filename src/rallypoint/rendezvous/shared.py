@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from rallypoint.deadline import Clock, Deadline
@@ -26,8 +25,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous import endpoint, told
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousParameters, store_endpoint
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.chronicle import report_of
-from rallypoint.rendezvous.coordinator import Coordinator, Report, View, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, View, Watcher
 from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.advance import Step, timers
 from rallypoint.rendezvous.core.events import (
@@ -39,6 +37,7 @@ from rallypoint.rendezvous.core.events import (
     Finish,
     Join,
     Leave,
+    Notify,
     Refusal,
     Refused,
     RunClosed,
@@ -53,11 +52,13 @@ from rallypoint.rendezvous.core.state import (
 from rallypoint.rendezvous.exchange import Pause, pause
 from rallypoint.rendezvous.observer import BEATS_PER_LEASE
 from rallypoint.rendezvous.patience import wait_for_seat
+from rallypoint.rendezvous.reporting import report_of
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.shared_host import SharedHost
 from rallypoint.store.api import Store
 from rallypoint.store.engine_store import EngineStore
 from rallypoint.store.prefix import PrefixStore
+from rallypoint.wallclock import now_text
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ class SharedCoordinator(Coordinator):
         """Ask for the next round without waiting for it; `outcome` tells what came of it."""
         host = self._host
         same = host.node is not None and host.node.id == node.id
-        if not same or (new_incarnation and host.view.closed is not None):
+        shut_out = host.view.fenced is not None
+        if not same or shut_out or (new_incarnation and host.view.closed is not None):
             host.forget()
         self._label = node.label
         incarnation, after = host.known
@@ -188,7 +190,7 @@ class SharedCoordinator(Coordinator):
     def finish(self, deadline: Deadline) -> None:
         """Say that this node's work in its round is done."""
         node, seat = self._seated("finish")
-        event = Finish(node.id, seat.incarnation, seat.round, _now())
+        event = Finish(node.id, seat.incarnation, seat.round, now_text())
         self._check(self._host.ask(lambda _: [event], deadline), node.id)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
@@ -201,7 +203,18 @@ class SharedCoordinator(Coordinator):
         """End the incarnation for everyone."""
         seat = self.view().assignment
         known = seat.incarnation if seat else 0
-        self._host.ask(lambda _: [Close(self._label, why, _now(), known)], deadline)
+        self._host.ask(lambda _: [Close(self._label, why, now_text(), known)], deadline)
+
+    def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
+        """Say that this node will leave; all are told."""
+        node = self._host.node
+        if node is None:
+            raise RendezvousStateError(f"run {self._run_id!r}: notice: this node has not joined")
+        self._host.ask(lambda _: [Notify(node.id, why, seconds=seconds)], deadline)
+
+    def order(self, event: Order, deadline: Deadline) -> None:
+        """Have something done to the run; whoever can write its state may."""
+        self._host.ask(lambda _: [event], deadline)
 
     def heartbeat(self) -> None:
         """Store one sign of life now."""
@@ -273,16 +286,14 @@ class SharedCoordinator(Coordinator):
     def _check(self, step: Step, node: NodeId) -> None:
         for send in step.messages:
             if isinstance(send.message, Refused) and node in send.to:
+                if send.message.refusal is Refusal.FENCED:  # maybe before it knew it was in
+                    self._host.shut_out(send.message)
                 self._raise_refused(send.message)
 
     def _raise_refused(self, refused: Refused) -> NoReturn:
         if refused.refusal is Refusal.CLOSED:
             raise RendezvousClosedError(refused.why)
         raise RendezvousStateError(f"run {self._run_id!r}: {refused.why}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _unwrapped(store: Store) -> Store:

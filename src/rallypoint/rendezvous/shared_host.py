@@ -31,7 +31,7 @@ from rallypoint.rendezvous import told
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.coordinator import View, Watcher
 from rallypoint.rendezvous.core.advance import Step
-from rallypoint.rendezvous.core.events import Event
+from rallypoint.rendezvous.core.events import Event, Refused
 from rallypoint.rendezvous.core.state import Node, Sealed, State, find
 from rallypoint.rendezvous.exchange import Decide, Exchange, Pause, pause
 from rallypoint.rendezvous.observer import Observer
@@ -139,6 +139,10 @@ class SharedHost:
         with self.changed:
             self.node, self.state, self.known, self.members = None, None, (0, 0), ()
             self._replace_view(View(connected=self.view.connected))
+
+    def shut_out(self, refused: Refused) -> None:
+        """Keep that this node's id is refused from now on (rule L2)."""
+        self._set_view(fenced=refused, parked=None, waiting=0)
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher` with each new view, from the background thread."""
@@ -250,8 +254,9 @@ class SharedHost:
         """Take in a state that was read or stored; called in the order of the states."""
         with self.changed:
             if joining is not None and find(state, joining.id) is not None:
+                if self.node is None or self.node.id != joining.id:
+                    self._observer.beaten()  # it begins to be seen; joining again is no beat
                 self.node = joining
-                self._observer.beaten()
                 # What was said of the round before is answered by joining again.
                 self.view = msgspec.structs.replace(self.view, assignment=None, opened=None)
             if leaving:

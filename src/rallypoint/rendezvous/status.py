@@ -13,7 +13,14 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
+from rallypoint.rendezvous.coordinator import (
+    ExclusionLine,
+    Member,
+    NoticeLine,
+    Report,
+    RoundLine,
+    RunningTimer,
+)
 from rallypoint.rendezvous.core.explain import goal_of
 from rallypoint.rendezvous.core.state import Settings
 
@@ -41,6 +48,26 @@ class RunLine(msgspec.Struct, frozen=True):
     since_seconds: float | None = None
 
 
+class Durability(msgspec.Struct, frozen=True):
+    """Where a server keeps its runs, and what that costs.
+
+    Args:
+        where: the journal, for people.
+        commits: batches stored since its start.
+        entries: entries written by them.
+        commit_seconds: how long a commit took, on average.
+        worst_commit_seconds: the longest.
+        trouble: why nothing can be stored now, "" if that is not so.
+    """
+
+    where: str
+    commits: int
+    entries: int
+    commit_seconds: float
+    worst_commit_seconds: float
+    trouble: str = ""
+
+
 class ServerStatus(msgspec.Struct, frozen=True):
     """How a server is.
 
@@ -54,6 +81,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
         connections: open now.
         requests: frames taken since its start.
         bytes_in: bytes taken since its start.
+        faults: internal errors since its start; each has closed a run or a connection.
+        bytes_out: bytes given to the kernel since its start, of frames; HTTP is not counted.
         lag_seconds: how late its event loop was at the last look (every half second).
         worst_lag_seconds: the most so far.
         memory_bytes: resident memory, 0 if that is not known.
@@ -61,6 +90,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
         run_count: runs that it knows, ended ones included.
         runs: the newest of them, open ones first.
         access: who can reach it, for people: what it asks for, or that it asks for nothing.
+        durable: where its runs are kept; null: in its memory alone.
+        role: of several servers on one state, for people: it leads, or stands by for whom.
     """
 
     endpoint: str
@@ -79,6 +110,10 @@ class ServerStatus(msgspec.Struct, frozen=True):
     run_count: int
     runs: tuple[RunLine, ...] = ()
     access: str = ""
+    bytes_out: int = 0
+    faults: int = 0
+    durable: Durability | None = None
+    role: str = ""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -124,13 +159,20 @@ class SettingsStatus(msgspec.Struct, frozen=True):
     replacement_wait: float
     lease: float
     disconnect_grace: float
+    steady_after: float = 300.0
+    quarantine_failures: int = 0
+    quarantine_time: float = 600.0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The failure budget: rounds that failing workers have cost, and may (null: any)."""
+    """The failure budget: rounds that failing workers have cost, and may (null: any).
+
+    `in_a_row` are the newest of them, with none between that ended in another way.
+    """
 
     used: int
     allowed: int | None
+    in_a_row: int = 0
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
@@ -171,8 +213,10 @@ class RunStatus(msgspec.Struct, frozen=True):
         timers: waits that end by themselves.
         rounds: the rounds so far, oldest first (the newest few dozen).
         budget: the failure budget.
-        failures: of the last failing round, first one first.
+        failures: of the last failing round, first one first, after the first one of its row.
         shut_out: the newest nodes that were shut out.
+        exclusions: who is kept out, the oldest first.
+        notices: who will leave.
     """
 
     run_id: str
@@ -191,6 +235,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     budget: Budget
     failures: tuple[FailureStatus, ...]
     shut_out: tuple[ShutOut, ...]
+    exclusions: tuple[ExclusionLine, ...] = ()
+    notices: tuple[NoticeLine, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -219,7 +265,7 @@ def run_status(report: Report) -> RunStatus:
         missing=absent(report),
         timers=report.timers,
         rounds=report.rounds,
-        budget=Budget(report.restarts, allowed),
+        budget=Budget(report.restarts, allowed, report.failing),
         failures=tuple(
             FailureStatus(
                 f.node, f.rank, f.local_rank, f.exit_code, f.signal, f.at, f.message, f.round
@@ -227,6 +273,8 @@ def run_status(report: Report) -> RunStatus:
             for f in report.failures
         ),
         shut_out=tuple(ShutOut(node, why) for node, why in report.shut_out),
+        exclusions=report.exclusions,
+        notices=report.notices,
     )
 
 
@@ -310,4 +358,7 @@ def _settings(settings: Settings | None) -> SettingsStatus | None:
         replacement_wait=settings.replacement_seconds,
         lease=settings.lease_seconds,
         disconnect_grace=settings.grace_seconds,
+        steady_after=settings.steady_seconds,
+        quarantine_failures=settings.quarantine_failures,
+        quarantine_time=settings.quarantine_seconds,
     )

@@ -9,6 +9,7 @@ messages, read from the other end.
 import msgspec
 
 from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core import exclusion, notices
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Parked,
@@ -23,6 +24,7 @@ from rallypoint.rendezvous.core.state import (
     NodeId,
     Sealed,
     State,
+    Verdict,
     find,
     round_number,
 )
@@ -37,11 +39,15 @@ def view_of(previous: View, state: State, node: NodeId, before: State | None = N
         node: its id; it has joined and has not left by itself.
         before: the state it saw last, None if this is its first.
     """
-    seen = msgspec.structs.replace(previous, connected=True)
+    told = notices.standing(state, node)
+    seen = msgspec.structs.replace(previous, connected=True, notices=told)
     if closed := _closed(seen, state, before):
         return msgspec.structs.replace(seen, closed=closed, opened=None, parked=None, waiting=0)
     if node in state.fenced or find(state, node) is None:
-        return msgspec.structs.replace(seen, fenced=_fenced(state, node), parked=None, waiting=0)
+        if kept_out := exclusion.told(state, node):
+            return View(fenced=kept_out, error=seen.error)
+        fenced = seen.fenced or _fenced(state, node)
+        return msgspec.structs.replace(seen, fenced=fenced, parked=None, waiting=0)
     if node in state.finished:  # rule F1: it will not join again, whatever happens
         return msgspec.structs.replace(seen, opened=None, parked=None, waiting=0)
     if node in state.candidates:
@@ -72,7 +78,7 @@ def run_closed(state: State) -> RunClosed | None:
         phase.by,
         phase.at,
         phase.why,
-        phase.finished,
+        phase.verdict,
         failures,
     )
 
@@ -87,7 +93,7 @@ def _closed(seen: View, state: State, before: State | None) -> RunClosed | None:
         by="someone unknown",
         at="",
         why=f"it was closed and opened afresh as incarnation {state.incarnation}",
-        finished=False,
+        verdict=Verdict.CLOSED,
     )
 
 

@@ -6,18 +6,23 @@ After the handshake a node's session sends `Ask` (join, leave, finish, fail, clo
 join has no id: its one answer is the pushed seat, or a refusal.
 """
 
+import functools
 from typing import Any
 
 import msgspec
 
 from rallypoint.rendezvous.coordinator import Report, View
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Assignment,
     Close,
+    Exclude,
     Fail,
     Finish,
     Join,
     Leave,
+    NoticeGiven,
+    Notify,
     Parked,
     Refusal,
     Refused,
@@ -25,7 +30,7 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import Node
+from rallypoint.rendezvous.core.state import Node, Settings, Verdict
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store import protocol as p
 
@@ -40,8 +45,8 @@ class Seated(_Body, frozen=True, tag=True):
     seat: Assignment
 
 
-NodeEvent = Join | Leave | Finish | Fail | Close
-Told = Seated | RoundOpened | Parked | WaitingChanged | RunClosed | Refused
+NodeEvent = Join | Leave | Finish | Fail | Close | Notify | Exclude | Admit
+Told = Seated | RoundOpened | Parked | WaitingChanged | NoticeGiven | RunClosed | Refused
 
 
 class Ask(_Body, frozen=True, tag=120):
@@ -51,8 +56,7 @@ class Ask(_Body, frozen=True, tag=120):
     event: NodeEvent
 
 
-class Beat(_Body, frozen=True, tag=121):
-    """A sign of life, in both directions."""
+Beat = p.Beat  # tag 121: a sign of life, in both directions
 
 
 class Resume(_Body, frozen=True, tag=122):
@@ -111,20 +115,25 @@ def told(view: View, message: Told) -> View:
         case Seated(seat):
             return View(assignment=seat, connected=view.connected)
         case RoundOpened():  # a parked node is a candidate now (S1)
-            return change(view, opened=message, parked=None, waiting=0)
+            return change(view, opened=message, parked=None, waiting=0, notices=())
         case Parked():
             return change(view, assignment=None, opened=None, parked=message)
         case WaitingChanged(count=count):
             return change(view, waiting=count)
+        case NoticeGiven(node=node):
+            others = tuple(notice for notice in view.notices if notice.node != node)
+            return change(view, notices=(*others, message))
         case RunClosed():
             return change(view, closed=message, parked=None, waiting=0)
         case Refused(refusal=Refusal.FENCED):
-            return change(view, fenced=message, parked=None, waiting=0)
+            return change(view, fenced=message, parked=None, waiting=0, notices=())
+        case Refused(refusal=Refusal.EXCLUDED):  # its id is good again once it is admitted
+            return View(fenced=message, connected=view.connected, error=view.error)
         case Refused(refusal=Refusal.CLOSED) as r:
-            closed = RunClosed(r.incarnation, r.round, "", "", r.why, r.finished, r.failures)
+            verdict = r.verdict or Verdict.CLOSED
+            closed = RunClosed(r.incarnation, r.round, "", "", r.why, verdict, r.failures)
             return change(view, closed=closed, parked=None, waiting=0)
-        case Refused():
-            return view
+    return view  # of a Refused, the join that it is for is told
 
 
 COUNT_LIMIT = 2**31 - 1  # sums of such fit into what a frame can carry
@@ -138,41 +147,62 @@ def problem(event: NodeEvent, limit: int = TEXT_LIMIT) -> str:
     Types are checked in decoding; these are the values that the core takes for granted.
     """
     if not isinstance(event, Join):
-        return ""
-    s, node = event.settings, event.node
-    counts = {
-        "node_rank": node.node_rank or 0,
-        "port": node.port,
-        "pid": node.pid,
-        "target_nodes": s.target_nodes or 0,
-        "max_restarts": s.max_restarts or 0,
-        "max_nodes": s.max_nodes,
-        "local_world_size": node.local_world_size,
-    }
-    for name, count in counts.items():
-        if not 0 <= count <= COUNT_LIMIT:
-            return f"a join with {name}={count}"
-    if not 1 <= s.min_nodes <= s.max_nodes or node.local_world_size < 1:
+        return _problem_of_order(event, limit)
+    node = event.node
+    counts = (node.node_rank or 0, node.port, node.pid, node.local_world_size - 1)
+    if min(counts) < 0 or max(counts) > COUNT_LIMIT:
         return (
-            f"a join with min_nodes={s.min_nodes}, max_nodes={s.max_nodes}, "
+            f"a join with node_rank={node.node_rank}, port={node.port}, pid={node.pid}, "
             f"local_world_size={node.local_world_size}"
         )
-    durations = {
-        "last_call": s.last_call_seconds,
-        "rejoin": s.rejoin_seconds,
-        "replacement": s.replacement_seconds,
-        "lease": s.lease_seconds,
-        "grace": s.grace_seconds,
-    }
-    for name, value in durations.items():
-        if not 0 <= value <= SECONDS_LIMIT:  # nor NaN
-            return f"a join with {name}_seconds={value}"
+    if wrong := _problem_of(event.settings):
+        return wrong
     texts = (node.id, node.address, node.slot or "", node.topology or "", node.role, node.host)
     if not node.id or max(map(len, texts)) > limit:
         return f"a join without an id, or with a text of more than {limit} characters"
     if not all(map(str.isprintable, texts)):
         return "a join with control characters in a name"
     return ""
+
+
+@functools.lru_cache(maxsize=64)  # the nodes of a run say the same
+def _problem_of(s: Settings) -> str:
+    counts = {
+        "target_nodes": s.target_nodes or 0,
+        "max_restarts": s.max_restarts or 0,
+        "max_nodes": s.max_nodes,
+        "quarantine_failures": s.quarantine_failures,
+    }
+    for name, count in counts.items():
+        if not 0 <= count <= COUNT_LIMIT:
+            return f"a join with {name}={count}"
+    if not 1 <= s.min_nodes <= s.max_nodes:
+        return f"a join with min_nodes={s.min_nodes}, max_nodes={s.max_nodes}"
+    durations = {
+        "last_call": s.last_call_seconds,
+        "rejoin": s.rejoin_seconds,
+        "replacement": s.replacement_seconds,
+        "lease": s.lease_seconds,
+        "grace": s.grace_seconds,
+        "steady": s.steady_seconds,
+        "quarantine": s.quarantine_seconds,
+    }
+    for name, value in durations.items():
+        if not 0 <= value <= SECONDS_LIMIT:  # nor NaN
+            return f"a join with {name}_seconds={value}"
+    return ""
+
+
+def _problem_of_order(event: NodeEvent, limit: int) -> str:
+    seconds = event.seconds if isinstance(event, Notify | Exclude) else None
+    if seconds is not None and not 0 <= seconds <= SECONDS_LIMIT:  # nor NaN
+        kind = "a notify" if isinstance(event, Notify) else "an exclude"
+        return f"{kind} with seconds={seconds}"
+    if isinstance(event, Notify | Exclude) and max(len(event.why), len(event.by)) > limit:
+        return f"a text of more than {limit} characters"  # which would be kept for long
+    name = event.name if isinstance(event, Exclude | Admit) else "a node"
+    fits = 0 < len(name) <= limit and name.isprintable()
+    return "" if fits else "an exclusion without a name, or with one that cannot be shown"
 
 
 def cleaned(event: NodeEvent) -> NodeEvent:

@@ -1,22 +1,52 @@
 """The record of admin actions: who did what to which run, from where, and when.
 
 One line each in the log `rallypoint.audit` (which `rallypoint serve` always writes), and in
-the run's own state: everyone is told by whom it was closed. Who a client says it is, is its
-own claim; its token and its address are what this server has seen.
+the run's own state: everyone is told by whom it was closed, or a node kept out. Who a client
+says it is, is its own claim; its token and its address are what this server has seen.
 """
 
-import datetime
 import logging
+from typing import TypeVar
 
 import msgspec
 
-from rallypoint.rendezvous.core.events import Close
+from rallypoint.rendezvous.coordinator import Order
+from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Notify
+from rallypoint.rendezvous.core.state import NodeId
+from rallypoint.rendezvous.wire import NodeEvent
+from rallypoint.wallclock import now_text
+
+T = TypeVar("T", bound=Order)
 
 logger = logging.getLogger("rallypoint.audit")
 
+_DEEDS = {
+    Close: "close",
+    Exclude: "exclude a node from",
+    Admit: "admit a node to",
+    Notify: "give notice for a node of",
+}
 
-def recorded(event: Close, run_id: str, who: str, peer: str) -> Close:
-    """Log a close and return it as it shall be stored, at this server's time.
+
+def order(event: NodeEvent, me: NodeId | None) -> Order | None:
+    """Return an event that takes an admin, None if it is what a node says of itself.
+
+    Args:
+        event: as the client sent it.
+        me: the node that this client is, None if it takes no part.
+    """
+    if isinstance(event, Notify):
+        return None if event.node == me else event
+    return event if isinstance(event, Close | Exclude | Admit) else None
+
+
+def deed(event: Order) -> str:
+    """Return what an order does to a run, for "to ... run 'x'"."""
+    return _DEEDS[type(event)]
+
+
+def recorded(event: T, run_id: str, who: str, peer: str) -> T:
+    """Log an order and return it as it shall be stored, at this server's time.
 
     Args:
         event: as the client sent it.
@@ -24,8 +54,16 @@ def recorded(event: Close, run_id: str, who: str, peer: str) -> Close:
         who: the client's token, by its key id; "" where none is asked for.
         peer: the client's address.
     """
-    at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     by = f"{event.by} ({who}, {peer})" if who else event.by
-    logger.info("close of run %r by %r (%s, %s): %r", run_id, event.by, who or "no token", peer,
-                event.why)  # fmt: skip
-    return msgspec.structs.replace(event, by=by, at=at)
+    whom = "" if isinstance(event, Close) else f" {_named(event)!r}"
+    why = "" if isinstance(event, Admit) else event.why
+    name = type(event).__name__.lower()
+    logger.info("%s%s of run %r by %r (%s, %s): %r", name, whom, run_id, event.by,
+                who or "no token", peer, why)  # fmt: skip
+    if isinstance(event, Notify):  # it has no time of its own
+        return msgspec.structs.replace(event, by=by)
+    return msgspec.structs.replace(event, by=by, at=now_text())
+
+
+def _named(event: Exclude | Admit | Notify) -> str:
+    return event.node if isinstance(event, Notify) else f"{event.aspect} {event.name}"

@@ -6,20 +6,21 @@ recognised by their first bytes, a length above the limit is never allocated.
 """
 
 import asyncio
-import hmac
 import itertools
 import logging
-import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Close, Join
+from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import NodeId
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.server import audit
-from rallypoint.server.gate import Allowance
+from rallypoint.server.arrivals import LONG_BYTES
+from rallypoint.server.gate import Allowance, stranger
+from rallypoint.server.handshake import Handshake
 from rallypoint.store import protocol as p
 from rallypoint.store.keyring import EVERYTHING
 
@@ -30,22 +31,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rallypoint.server")
 
-_HTTP_STARTS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PATC", b"DELE")
-_HTTP_ANSWER = (
-    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    b"This port speaks the Rallypoint protocol, not HTTP.\n"
-)
-_TLS_HELLO = b"\x16\x03"
+CORKED_BYTES = 64 * 1024  # longer answers are not copied to be written with others
 _CLOSE_SECONDS = 1.0  # for the other side to read our last words
-_CLIENT_ID_BYTES = 64
 _handshake = msgspec.msgpack.Decoder(wire.HandshakeBody)
 _bodies = msgspec.msgpack.Decoder(wire.ClientBody)
 _ALIVE = p.frame(wire.Beat())
+_header = p.HEADER.unpack_from
 _numbers = itertools.count()
 
 
 def _unsent(data: bytes) -> None:
-    """Stand in for `send` once a connection has ended."""
+    """Stand in for `write` before a connection begins and once it has ended."""
 
 
 class Connection(asyncio.Protocol):
@@ -60,31 +56,52 @@ class Connection(asyncio.Protocol):
         self.peer = self.address = "?"
         self.binding = b""  # to the certificate that TLS was set up with
         self._transport: asyncio.Transport | None = None
+        self._write: Callable[[bytes], None] = _unsent
+        self._corked: list[bytes] | None = None  # answers to one read, written as one
         self._buffer = bytearray()
-        self._hello: p.Hello | None = None
-        self._nonce = self._secret = b""
+        self.ends: tuple[Any, Any] = (None, None)  # where the client's socket is, and ours
+        self.handshake = Handshake(self)
+        self._hello: p.Hello | None = None  # once the handshake is done
         self._rights = EVERYTHING
         self._joins: Allowance | None = None
         self._space: Space | None = None
         self._run: RunHost | None = None
         self._bye = False
         self._ended = False
+        self._unread = False  # the client does not read
+        self._long = self._no_room = False  # a long message arrives; it waits for room
 
     # -- transport ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin: the handshake's deadline runs from now."""
         self._transport = cast(asyncio.Transport, transport)
-        self.send = self._transport.write  # type: ignore[method-assign] # one call less a frame
+        self._write = self._transport.write
         name = transport.get_extra_info("peername")
+        self.ends = name, transport.get_extra_info("sockname")
         if name:
             self.address, self.peer = str(name[0]), f"{name[0]}:{name[1]}"
         self.server.opened(self)
 
     def send(self, data: bytes) -> None:
         """Write one frame (nothing happens once the connection is closed)."""
+        self.server.bytes_out += len(data)
+        if self._corked is None:
+            self._write(data)
+        elif len(data) < CORKED_BYTES:
+            self._corked.append(data)
+        else:
+            self._uncork()
+            self._write(data)
 
-    def _send_within_limit(self, data: bytes) -> None:
+    def _uncork(self) -> None:
+        corked, self._corked = self._corked, None
+        if corked:
+            self._write(b"".join(corked))
+
+    send_at_once = send  # what tells nothing of any run: a durable server does not hold it
+
+    def _write_within_limit(self, data: bytes) -> None:
         transport = self._transport
         if transport is None:
             return
@@ -98,7 +115,8 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         self._ended = True
         self._buffer = bytearray()
-        self.send = _unsent  # type: ignore[method-assign]
+        self._write = _unsent
+        self._end_long()
 
     def pause_writing(self) -> None:
         """The client does not read: take nothing more from it, cut it off at the limit.
@@ -107,15 +125,49 @@ class Connection(asyncio.Protocol):
         """
         transport = self._transport
         if transport is not None and not self._ended:
-            self.send = self._send_within_limit  # type: ignore[method-assign]
+            self._write = self._write_within_limit
+            self._unread = True
             transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         transport = self._transport
         if transport is not None and not self._ended:
-            self.send = transport.write  # type: ignore[method-assign]
-            transport.resume_reading()
+            self._write = transport.write
+            self._unread = False
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._transport is not None and self._may_read():
+            self._transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        return not (self._ended or self._unread or self._no_room)
+
+    # -- long messages (see arrivals) -----------------------------------------------------------
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return len(self._buffer)
+
+    def _begin_long(self, length: int) -> None:
+        self._long = True
+        room = self.server.arrivals.begin(self, length, self.heard_at)
+        if not room and self._transport is not None:
+            self._no_room = True
+            self._transport.pause_reading()
+
+    def _end_long(self) -> None:
+        if self._long:
+            self._long = self._no_room = False
+            for each in self.server.arrivals.end(self, self.server.loop.time()):
+                each.go_on()
+
+    def go_on(self) -> None:
+        """There is room for the message that has begun."""
+        self._no_room = False
+        self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: the node's grace begins, parked calls are cancelled."""
@@ -134,9 +186,13 @@ class Connection(asyncio.Protocol):
         """
         if self._ended:
             return  # read and let go, so that our last words are not lost in a reset
-        self.heard_at = self.server.loop.time()
-        self.server.bytes_in += len(data)
-        buffer = self._buffer
+        server, buffer, size = self.server, self._buffer, len(data)
+        self.heard_at = server.loop.time()
+        server.bytes_in += size
+        whole = not buffer and size >= 4 and _header(data)[0] == size - 4
+        if whole and self._space is not None and size <= server.options.frame_limit:
+            self._frame(data[4:])  # usual: one frame, as it was sent
+            return
         if buffer:
             buffer += data
             view: bytes | bytearray = buffer
@@ -148,15 +204,22 @@ class Connection(asyncio.Protocol):
             if self._space is None and (start == 0 or length > self._early_limit):
                 if not self._plausible(view, start, length):
                     return
-            elif length > self.server.options.frame_limit:
-                self._refuse_frame(length, self.server.options.frame_limit)
+            elif length > server.options.frame_limit:
+                self._refuse_frame(length, server.options.frame_limit)
                 return
             end = start + 4 + length
             if end > size:
+                if length >= LONG_BYTES and not self._long and self.node is None:
+                    self._begin_long(length)  # a node's signs of life are read whatever comes
                 break
+            if end < size and self._corked is None:
+                self._corked = []
             if not self._frame(view[start + 4 : end]):
                 return
             start = end
+            self._end_long()
+        if self._corked is not None:
+            self._uncork()
         if view is buffer:
             del buffer[:start]
         elif start < size:
@@ -165,13 +228,11 @@ class Connection(asyncio.Protocol):
     def _plausible(self, view: bytes | bytearray, start: int, length: int) -> bool:
         if length <= self._early_limit:
             return True
-        head = bytes(view[start : start + 4])
-        if head in _HTTP_STARTS:
-            self._close("an HTTP request was sent to a Rallypoint port", _HTTP_ANSWER)
-        elif head.startswith(_TLS_HELLO):
-            self.goodbye(p.GOODBYE_PROTOCOL, "a TLS handshake was sent to a port without TLS")
-        else:
+        known = stranger(bytes(view[start : start + 4]))
+        if known is None:
             self._refuse_frame(length, self._early_limit)
+        else:
+            self._close(*known)
         return False
 
     def _refuse_frame(self, length: int, limit: int) -> None:
@@ -190,9 +251,11 @@ class Connection(asyncio.Protocol):
     def _close(self, reason: str, last: bytes) -> None:
         logger.info("closing the connection of %s: %s", self.peer, reason)
         transport, ended = self._transport, self._ended
+        self._uncork()
         self._end()
         if transport is None or ended or transport.is_closing():
             return
+        self.server.bytes_out += len(last)
         transport.write(last)
         transport.write_eof()  # not close: with unread bytes it would reset, and last be lost
         self.server.loop.call_later(_CLOSE_SECONDS, transport.abort)
@@ -206,33 +269,18 @@ class Connection(asyncio.Protocol):
             if self._space is not None:
                 self._body(_bodies.decode(body), len(body))
             else:
-                self._shake(_handshake.decode(body))
+                self.shake(_handshake.decode(body))
         except msgspec.DecodeError as error:
             self.goodbye(p.GOODBYE_PROTOCOL, f"a frame that is not ours: {error}")
+        except Exception as error:  # a bug; faults of runs and stores do not come up to here
+            self.server.faults.of_connection(self, error)
         return not self._ended
 
-    def _shake(self, body: p.Hello | p.Proof) -> None:
-        if isinstance(body, p.Hello):
-            self._greet(body)
-            return
-        hello, secret = self._hello, self._secret
-        if hello is None:
-            self.goodbye(p.GOODBYE_PROTOCOL, "a proof came before the hello")
-            return
-        wanted = self._proof(b"client") if secret else body.proof
-        if not hmac.compare_digest(wanted, body.proof):
-            shown = "a token that is not this server's" if body.proof else "no token"
-            self.goodbye(p.GOODBYE_TOKEN, f"{self.peer} has {shown}; give all nodes the same one")
-        elif not self._rights.reaches(hello.run):
-            why = f"{self._rights.who} is for run {self._rights.run!r}, not for {hello.run!r}"
-            self.goodbye(p.GOODBYE_TOKEN, why)
-        else:
+    def shake(self, body: p.Hello | p.Proof) -> None:
+        """Take one step of the handshake."""
+        hello = self.handshake.take(body)
+        if hello is not None:
             self._enter(hello)
-
-    def _proof(self, role: bytes) -> bytes:
-        if self._hello is None or not self._secret:
-            return b""
-        return p.proof(self._secret, role, self._hello, self._nonce, self.binding)
 
     def _enter(self, hello: p.Hello) -> None:
         space = self.server.space(hello.run)
@@ -243,11 +291,16 @@ class Connection(asyncio.Protocol):
         former = space.peer(hello.client)
         if isinstance(former, Connection) and not self._replaces(former):
             return
+        self._hello, self._rights = hello, self.handshake.rights
         self._space = space
         resumed = space.attach(hello.client, self)
         self.server.proved(self)
-        record = space.record(hello.client)
-        self.send(p.frame(p.Welcome(self.server.epoch, resumed, record)))
+        since, record = space.record(hello.client)
+        self.welcome(p.frame(p.Welcome(self.server.epoch, resumed, record, since)))
+
+    def welcome(self, data: bytes) -> None:
+        """Say that the handshake is done, and what is known of the client's calls."""
+        self.send(data)
 
     def _replaces(self, former: "Connection") -> bool:
         """End the older of two connections of one client; return whether that is the other one.
@@ -259,32 +312,6 @@ class Connection(asyncio.Protocol):
         logger.info("%s is the older connection of its client, and ends", older.peer)
         older.abort()
         return older is former
-
-    def _greet(self, hello: p.Hello) -> None:
-        well_formed = len(hello.nonce) == p.NONCE_BYTES and len(hello.client) <= _CLIENT_ID_BYTES
-        if self._hello is not None or not well_formed:
-            why = "a hello that is not the first, or has a bad nonce or client id"
-            self.goodbye(p.GOODBYE_PROTOCOL, why)
-            return
-        if hello.version != p.PROTOCOL_VERSION:
-            self.goodbye(
-                p.GOODBYE_VERSION,
-                f"this server speaks protocol {p.PROTOCOL_VERSION}, the client "
-                f"({hello.software[:80]!r}) speaks {hello.version}; use the same version of "
-                "rallypoint",
-            )
-            return
-        if problem := p.run_problem(hello.run, self.server.options.run_name_limit):
-            self.goodbye(p.GOODBYE_PROTOCOL, problem)
-            return
-        self._hello = hello
-        self._nonce = secrets.token_bytes(p.NONCE_BYTES)
-        if self.server.keyring:
-            unknown = (secrets.token_bytes(32), EVERYTHING)  # which nobody can prove
-            found = self.server.keyring.find(hello.key, hello.run, hello.worker)
-            self._secret, self._rights = found or unknown
-        shown = self._proof(b"server")
-        self.send(p.frame(p.Challenge(p.PROTOCOL_VERSION, self._nonce, shown)))
 
     def _body(self, body: Any, size: int) -> None:
         kind = type(body)
@@ -298,7 +325,7 @@ class Connection(asyncio.Protocol):
                 why = f"{self._rights.who} may only look, not use the store"
                 self.send(p.frame(p.Failure(body.id, p.FAIL_DENIED, why)))
         elif kind is wire.Beat:
-            self.send(_ALIVE)
+            self.send_at_once(_ALIVE)
         elif kind is p.Bye:
             self._bye = True
         elif size > self.server.options.event_limit:
@@ -322,11 +349,10 @@ class Connection(asyncio.Protocol):
 
     def _ask(self, run_id: str, ask: wire.Ask) -> None:
         server, rights, event = self.server, self._rights, ask.event
-        if isinstance(event, Close) and not rights.admin:
-            self.send(p.frame(wire.Denied(ask.id, self._may_not(f"close run {run_id!r}"))))
-            return
-        if not isinstance(event, Close) and not rights.join:
-            self.send(p.frame(wire.Denied(ask.id, self._may_not("take part in a run"))))
+        order = audit.order(event, self.node)
+        if not (rights.join if order is None else rights.admin):
+            what = f"{audit.deed(order)} run {run_id!r}" if order else "take part in a run"
+            self.send(p.frame(wire.Denied(ask.id, self._may_not(what))))
             return
         if problem := wire.problem(event, server.options.text_limit):
             self.goodbye(p.GOODBYE_PROTOCOL, problem)
@@ -336,8 +362,8 @@ class Connection(asyncio.Protocol):
             self.goodbye(p.GOODBYE_LIMIT, f"more than {rate:g} joins a second (joins_per_second)")
             return
         event = wire.cleaned(event)
-        if isinstance(event, Close):
-            event = audit.recorded(event, run_id, rights.who, self.peer)
+        if order is not None:
+            event = audit.recorded(order, run_id, rights.who, self.peer)
         self._run_of(run_id).ask(self, wire.Ask(ask.id, event))
 
     def _may_join(self) -> bool:
@@ -348,15 +374,20 @@ class Connection(asyncio.Protocol):
         return self._joins.take(now)
 
     def _inquire(self, run_id: str, inquiry: wire.Inquire) -> None:
+        try:
+            answer: wire.Answer | wire.Denied = self._answer(run_id, inquiry)
+        except Exception as error:  # a bug; refused, or it would be asked again for ever
+            answer = wire.Denied(inquiry.id, self.server.faults.of_question(error))
+        self.send(p.frame(answer))
+
+    def _answer(self, run_id: str, inquiry: wire.Inquire) -> wire.Answer:
         server = self.server
         run = server.runs.get(run_id)
         if inquiry.server:
-            answer = wire.Answer(inquiry.id, server=self._visible(server.status()))
-        elif inquiry.seats:
-            answer = wire.Answer(inquiry.id, seats=() if run is None else run.seats())
-        else:
-            answer = wire.Answer(inquiry.id, report=server.report(run_id, inquiry.brief))
-        self.send(p.frame(answer))
+            return wire.Answer(inquiry.id, server=self._visible(server.status()))
+        if inquiry.seats:
+            return wire.Answer(inquiry.id, seats=() if run is None else run.seats())
+        return wire.Answer(inquiry.id, report=server.report(run_id, inquiry.brief))
 
     def _visible(self, status: ServerStatus) -> ServerStatus:
         """Leave out the runs that this client's token does not reach."""

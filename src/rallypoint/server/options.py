@@ -51,6 +51,7 @@ class Options:
     handshake_seconds: float = _rate("handshake_seconds")
     handshake_frame_limit: int = _limit("handshake_frame_limit")
     frame_limit: int = _limit("frame_limit")
+    arriving_limit: int = _limit("arriving_limit")
     event_limit: int = _limit("event_limit")
     buffer_limit: int = _limit("buffer_limit")
     connections_limit: int = _limit("connections_limit")
@@ -117,8 +118,19 @@ def check_exposure(addresses: list[str], options: Options) -> None:
         )
 
 
-def exposure(addresses: Iterable[str], options: Options) -> str:
-    """Return who can reach a server, for people."""
+def asks_for_owners(options: Options) -> bool:
+    """Return whether nothing but the user of a process says who may talk to a server."""
+    return not (options.token or options.insecure or options.tls.verify_client)
+
+
+def exposure(addresses: Iterable[str], options: Options, owner: int | None = None) -> str:
+    """Return who can reach a server, for people.
+
+    Args:
+        addresses: it listens on these.
+        options: its settings.
+        owner: the uid whose processes alone (and root's) it answers, None if it cannot tell.
+    """
     kinds = ["TLS with client certificates" if options.tls.verify_client else "TLS"]
     if not options.tls.for_servers:
         kinds = []
@@ -126,6 +138,8 @@ def exposure(addresses: Iterable[str], options: Options) -> str:
         kinds.append("token")
     if kinds:
         return " and ".join(kinds)
+    if owner is not None:
+        return f"no token: open to the processes of uid {owner} and of root"
     if all(map(is_loopback, addresses)):
         return "no token: open to every process of this machine"
     return "INSECURE: no token, open to everyone who reaches it"

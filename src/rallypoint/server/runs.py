@@ -9,6 +9,7 @@ host keeps what the core must not know: connections, when each was last heard, a
   judge is nobody's death). For one lease from then on a cut connection has a lease, not a
   grace, to come back: clients gave up on a judge that said nothing, and come with backoff.
 * A cut connection starts the grace; a session that resumes within it goes on as before.
+* A server that is started again from its journal adopts the runs: see durable.py.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.chronicle import Chronicle, Noted, brief_report, report_of
+from rallypoint.rendezvous import dialogue, wire
+from rallypoint.rendezvous.chronicle import Chronicle, Noted
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.core import explain
-from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
+from rallypoint.rendezvous.core import exclusion, explain, notices
+from rallypoint.rendezvous.core.advance import Step, advance, broken, timer_seconds, timers
 from rallypoint.rendezvous.core.events import (
     Cause,
     Close,
@@ -33,6 +34,7 @@ from rallypoint.rendezvous.core.events import (
     Reconnected,
     Refusal,
     Refused,
+    RejoinOver,
     RoundOpened,
     RoundSealed,
     RunClosed,
@@ -41,6 +43,7 @@ from rallypoint.rendezvous.core.events import (
     assignment,
 )
 from rallypoint.rendezvous.core.state import (
+    PLACES,
     Closed,
     Gathering,
     LastCall,
@@ -51,8 +54,11 @@ from rallypoint.rendezvous.core.state import (
     find,
     round_number,
 )
+from rallypoint.rendezvous.reporting import brief_report, report_of
 from rallypoint.rendezvous.told import run_closed
+from rallypoint.server.fault import OnFault, guarded
 from rallypoint.store import protocol as p
+from rallypoint.wallclock import now_text
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -78,17 +84,38 @@ class RunHost:
         self.writes = 0
         self.chronicle = Chronicle()
         self.observe: Callable[[Noted], None] | None = None  # told after each step
+        self.on_fault: OnFault | None = None
+        self.mark: Callable[[], None] = lambda: None  # told of a new state, before anybody else
         self._loop = loop
         self._where = where
         self._events: list[Event] = []
         self._done: list[tuple[Session, wire.Ask]] = []
         self._timers: dict[Timer, tuple[asyncio.TimerHandle, float]] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
-        self._forgiving_until = float("-inf")
+        self._forgiving_until = self._return_until = float("-inf")
         self._reason = ""
+
+    @guarded
+    def adopt(self, state: State) -> None:
+        """Go on from a stored state: nobody is connected yet, and every lease begins anew.
+
+        A node has as long as it may take to see that the former server is gone.
+        """
+        self.state = state
+        if state.settings is None:
+            return
+        away = dialogue.absence_seconds(state.settings.lease_seconds)
+        self._return_until = self._loop.time() + away
+        for timer in timers(state):  # who must join again must come back before that
+            later = away if isinstance(timer, RejoinOver) else 0.0
+            self._start_timer(timer, timer_seconds(state, timer) + later)
+        for node in [node for place in PLACES for node in getattr(state, place)]:
+            self._submit(Disconnected(node))
+            self._start_grace(node)
 
     # -- what sessions ask ----------------------------------------------------------------
 
+    @guarded
     def ask(self, session: Session, ask: wire.Ask) -> None:
         """Take an event of a node; it is applied with all others of this loop turn."""
         event = ask.event
@@ -110,6 +137,7 @@ class RunHost:
         if self._stop_grace(node):
             self._submit(Reconnected(node))
 
+    @guarded
     def resume(self, session: Session, resume: wire.Resume) -> None:
         """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
         self.flush()
@@ -129,17 +157,22 @@ class RunHost:
             if phase.record.number != resume.round:
                 told = _seat_of(phase, resume.node)
             session.send(p.frame(wire.Push(told)))
+        for notice in notices.standing(self.state, resume.node):
+            session.send(p.frame(wire.Push(notice)))
 
     def _shut_out(self, resume: wire.Resume) -> wire.Told:
         inc, closed = self.state.incarnation, run_closed(self.state)
         if closed is not None and resume.incarnation == inc:
             return closed
+        if kept_out := exclusion.told(self.state, resume.node):
+            return kept_out
         why = self.state.fenced.get(resume.node) or (
             f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
             f"{resume.round}: it was lost, or the server was started anew without its state"
         )
         return Refused(Refusal.FENCED, why, inc, round_number(self.state.phase))
 
+    @guarded
     def disconnected(self, session: Session) -> None:
         """A connection is gone without a leave: its grace begins (L1)."""
         node = session.node
@@ -159,9 +192,11 @@ class RunHost:
         grace = min(settings.grace_seconds, settings.lease_seconds)
         if self._loop.time() < self._forgiving_until:
             grace = settings.lease_seconds
+        grace = max(grace, self._return_until - self._loop.time())
         due = self._loop.time() + grace
         self._graces[node] = self._loop.call_later(grace, self._grace_over, node, due)
 
+    @guarded
     def _grace_over(self, node: NodeId, due: float) -> None:
         if self._loop.time() - due > HELD_UP_SECONDS:
             self._start_grace(node)  # it could not have reached us meanwhile
@@ -175,6 +210,7 @@ class RunHost:
             timer.cancel()
         return timer is not None
 
+    @guarded
     def sweep(self, now: float, gap: float) -> None:
         """Look for silent nodes; `gap`: seconds for which this process itself was away."""
         if self.state.settings is None:
@@ -189,6 +225,7 @@ class RunHost:
 
     def _forgive(self, now: float, gap: float, lease: float) -> None:
         self._forgiving_until = now + lease
+        self._return_until += gap
         for session in self.sessions.values():
             session.heard_at = min(now, session.heard_at + gap)
         for node in list(self._graces):
@@ -206,28 +243,51 @@ class RunHost:
             self._loop.call_soon(self.flush)
         self._events.append(event)
 
+    @guarded
     def flush(self) -> None:
         """Apply the events of this turn: advance, store, then tell."""
         if not self._events:
             return
         events, self._events = self._events, []
-        done, self._done = self._done, []
         before, step = self.state, advance(self.state, *events)
-        self.state = step.state  # in memory, this assignment is the store
+        self.state = step.state
+        self.mark()  # what is sent from here on waits until it is stored (scribe.py)
         self.writes += 1
-        self._log(step)
-        self._set_timers(step)
+        asked = {event.node.id for event in events if isinstance(event, Join)}
         for send in step.messages:
-            self._send(send.to, send.message)
+            to = send.to
+            if isinstance(send.message, RoundOpened):  # N2: those who have not asked themselves
+                to = tuple(node for node in to if node not in asked)
+            self._send(to, send.message)
+        done, self._done = self._done, []
         for session, ask in done:
             closed = run_closed(self.state)
             if closed is not None and isinstance(ask.event, Close):
                 session.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
             session.send(p.frame(wire.Done(ask.id)))
+        self._log(step)
+        self._set_timers(step)
         now = self._loop.time()
         noted = self.chronicle.note(before, events, step.state, now, self._heard)
         if self.observe is not None:
             self.observe(noted)
+
+    def fail(self, why: str) -> None:
+        """Close the run, without asking its rules: they, or its store, have failed."""
+        self._events, before = [], self.state
+        done, self._done = self._done, []
+        self.stop()
+        step = broken(before, self._where, now_text(), why)
+        self.state = step.state
+        self.mark()
+        for send in step.messages:
+            self._send(send.to, send.message)
+        for session, ask in done:
+            session.send(p.frame(wire.Done(ask.id)))
+        try:
+            self.chronicle.note(before, (), step.state, self._loop.time(), self._heard)
+        except Exception:
+            logger.exception("run %s: its history could not be written", self.state.run_id)
 
     def _heard(self, node: NodeId) -> float | None:
         session = self.sessions.get(node)
@@ -251,6 +311,7 @@ class RunHost:
         handle = self._loop.call_later(delay, self._timer_over, timer, due, delay)
         self._timers[timer] = (handle, due)
 
+    @guarded
     def _timer_over(self, timer: Timer, due: float, delay: float) -> None:
         late = self._loop.time() - due
         if late > HELD_UP_SECONDS:
@@ -282,8 +343,8 @@ class RunHost:
         """Return what the run is doing."""
         self.flush()
         now = self._loop.time()
-        timers = [(timer, max(0.0, due - now)) for timer, (_, due) in self._timers.items()]
-        return report_of(self.state, self._where, self.chronicle, now, self._heard, timers)
+        left = [(timer, max(0.0, due - now)) for timer, (_, due) in self._timers.items()]
+        return report_of(self.state, self._where, self.chronicle, now, self._heard, left)
 
     def brief(self) -> Report:
         """Return the report without members and rounds: what each node that waits asks for."""

@@ -3,20 +3,24 @@
 import asyncio
 import errno
 import logging
-import resource
+import os
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rallypoint.rendezvous.chronicle import Noted, report_of
+from rallypoint.rendezvous.chronicle import Noted
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.core.state import State
+from rallypoint.rendezvous.reporting import report_of
 from rallypoint.rendezvous.status import ServerStatus
+from rallypoint.server.arrivals import STALLED, Arrivals
 from rallypoint.server.connection import Connection
-from rallypoint.server.gate import Gate
-from rallypoint.server.options import Options, check_exposure, exposure
+from rallypoint.server.fault import Faults
+from rallypoint.server.gate import Gate, raise_file_limit
+from rallypoint.server.options import Options, asks_for_owners, check_exposure, exposure
+from rallypoint.server.peer import find_owners
 from rallypoint.server.runs import RunHost
 from rallypoint.server.spaces import Space
 from rallypoint.server.status import server_status
@@ -27,12 +31,16 @@ from rallypoint.store.keyring import Keyring
 from rallypoint.store.tls import stamp
 from rallypoint.store.token import FileToken, current
 
+if TYPE_CHECKING:
+    from rallypoint.server.durable import Keeper
+
 logger = logging.getLogger("rallypoint.server")
 
 SWEEP_SECONDS = 0.5
 BACKLOG = 65_535  # the kernel lowers it to somaxconn
 ENDED_RUNS_KEPT = 10_000
 PORT_TRIES = 16  # for one that is free on all addresses of a name
+STORE_SECONDS = 5.0  # for the last changes to be stored
 SHUTDOWN_SECONDS = 0.3  # for clients to read why and to go; one that rests does not read
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -45,15 +53,18 @@ class Server:
         sockets: bound sockets to listen on; see `bind`.
     """
 
+    make_run: Callable[[str, asyncio.AbstractEventLoop, str], RunHost] = RunHost
+
     def __init__(self, options: Options, sockets: list[socket.socket]) -> None:
         self.options = options
         self.loop = asyncio.get_running_loop()
         self.epoch = time.time_ns() // 1000  # an identity that grows with each start
         self.requests = 0
-        self.bytes_in = 0
+        self.bytes_in = self.bytes_out = 0
         self.lag_seconds = self.worst_lag_seconds = 0.0
         self.started_at = self.loop.time()
         self.tally = Tally()
+        self.faults = Faults(self)
         self.watchers: set[Callable[[str], None]] = set()  # told of runs that have changed
         self.connections: set[Connection] = set()
         self.runs: dict[str, RunHost] = {}
@@ -61,6 +72,7 @@ class Server:
         self._sockets = sockets
         self._token_stamp = stamp(options.token.path) if hasattr(options.token, "path") else None
         self.gate = Gate(options)
+        self.arrivals = Arrivals(options.arriving_limit)
         self.keyring = Keyring(options.token)
         self.tls = ServerTLS(options.tls) if options.tls.for_servers else None
         self._servers: list[asyncio.Server] = []
@@ -71,12 +83,17 @@ class Server:
         self._empty_since = self.loop.time()
         self._had_clients = False
         self.on_empty: Callable[[], None] | None = None
+        self.keeper: Keeper | None = None  # makes it durable
+        self.role = ""  # among several servers, for people
+        self.leads = True
         self.where = endpoint_of(sockets[0])
-        self.access = exposure([str(sock.getsockname()[0]) for sock in sockets], options)
+        self.owners = find_owners(self.loop, sockets[0]) if asks_for_owners(options) else None
+        owner = None if self.owners is None else os.geteuid()
+        self.access = exposure([str(s.getsockname()[0]) for s in sockets], options, owner)
 
     async def start(self) -> None:
         """Listen."""
-        raise_file_limit()
+        self.gate.fit(raise_file_limit())
         self.loop.set_exception_handler(self._failed)
         for sock in self._sockets:
             server = await self.loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
@@ -85,8 +102,12 @@ class Server:
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def _accept(self) -> asyncio.Protocol:
-        connection = Connection(self)
+        connection = self.new_connection()
         return connection if self.tls is None else TLSLayer(self.tls, connection)
+
+    def new_connection(self) -> Connection:
+        """Return what a client's connection is handled by."""
+        return Connection(self) if self.keeper is None else self.keeper.connection(self)
 
     async def serve(self) -> None:
         """Serve until `stop`, or until empty where that was asked for; raise what broke it."""
@@ -106,14 +127,31 @@ class Server:
             server.close()
         for run in self.runs.values():
             run.stop()
+        why = "the server is shutting down"
+        if self.keeper is not None:
+            await self.keeper.finish(list(self.connections), STORE_SECONDS)
+            why += f"; its runs are kept in {self.keeper.scribe.where}, for the next one"
         for connection in list(self.connections):
-            connection.goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down")
+            connection.goodbye(p.GOODBYE_SHUTDOWN, why)
         deadline = self.loop.time() + SHUTDOWN_SECONDS
         while self.connections and self.loop.time() < deadline:
             await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.abort()
+        if self.owners is not None:
+            self.owners.close()
         await asyncio.sleep(0)  # the transports' own closing callbacks
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def fence(self, error: BaseException) -> None:
+        """End at once, and answer nobody any more: this server may not speak for its runs."""
+        logger.error("this server ends: %s", error)
+        if self._failure is None:
+            self._failure = error
+        for connection in list(self.connections):
+            connection.abort()
+        self._ended.set()
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """End the server: what failed is a bug, and its state cannot be relied on."""
@@ -156,8 +194,13 @@ class Server:
         """Return the run, made when first asked for."""
         run = self.runs.get(run_id)
         if run is None:
-            run = self.runs[run_id] = RunHost(run_id, self.loop, f"the server at {self.where}")
+            run = self.runs[run_id] = self.make_run(
+                run_id, self.loop, f"the server at {self.where}"
+            )
             run.observe = partial(self._observed, run_id)
+            run.on_fault = partial(self.faults.of_run, run_id)
+            if self.keeper is not None:
+                self.keeper.keep_run(run_id, run)
         return run
 
     def _observed(self, run_id: str, noted: Noted) -> None:
@@ -179,18 +222,31 @@ class Server:
     def space(self, run_id: str) -> Space | None:
         """Return the run's store, made when first asked for; None: there are too many."""
         space = self.spaces.get(run_id)
-        options = self.options
-        if space is None and len(self.spaces) < options.runs_limit:
-            space = self.spaces[run_id] = Space(
-                self.loop,
-                options.store_limit,
-                options.frame_limit,
-                waiters_limit=options.waiters_limit,
-                results_limit=options.results_limit,
-                limit_keys=options.keys_limit,
-                key_bytes=options.key_limit,
-            )
+        if space is None and len(self.spaces) < self.options.runs_limit:
+            return self.new_space(run_id)
         return space
+
+    def new_space(self, run_id: str) -> Space:
+        """Make a run's store."""
+        options = self.options
+        space = self.spaces[run_id] = Space(
+            self.loop,
+            options.store_limit,
+            options.frame_limit,
+            epoch=self.epoch,
+            waiters_limit=options.waiters_limit,
+            results_limit=options.results_limit,
+            limit_keys=options.keys_limit,
+            key_bytes=options.key_limit,
+        )
+        space.on_fault = partial(self.faults.of_space, run_id)
+        if self.keeper is not None:
+            self.keeper.keep_space(run_id, space)
+        return space
+
+    def _drop_space(self, run_id: str) -> None:
+        if self.spaces.pop(run_id, None) is not None and self.keeper is not None:
+            self.keeper.forget_space(run_id)
 
     # -- housekeeping ---------------------------------------------------------------------
 
@@ -203,23 +259,30 @@ class Server:
         self._swept_at = now
         if gap:
             logger.warning("this server was held up for %.1f s; leases are extended by that", gap)
+        if self.keeper is not None and self.keeper.scribe.is_behind(SWEEP_SECONDS):
+            gap = late + SWEEP_SECONDS  # who is told nothing need not act
         for run in self.runs.values():
             run.sweep(now, gap)
         for name, space in list(self.spaces.items()):
             space.forget(now - self.options.resume_seconds - gap)
             if space.is_unused and name not in self.runs:
-                del self.spaces[name]
+                self._drop_space(name)
         deadline = now - self.options.handshake_seconds - gap
         for connection in self.gate.overdue(deadline):
             reason = f"no handshake within {self.options.handshake_seconds:g} s"
             connection.goodbye(p.GOODBYE_LIMIT, reason)
+        for connection in self.arrivals.stalled(now) if not gap else ():
+            connection.goodbye(p.GOODBYE_BUSY, STALLED)
         self._reload()
         self._forget_ended_runs()
         self._end_if_empty(now)
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def _reload(self) -> None:
-        """Take in tokens and certificates that have changed; connections stay as they are."""
+        """Take in tokens and certificates that have changed.
+
+        Connections stay, but for those whose token is gone: who holds another comes back.
+        """
         if self.tls is not None:
             self.tls.reload()
         if not isinstance(self.options.token, FileToken):
@@ -231,6 +294,8 @@ class Server:
             if keyring:  # a file that is being written is empty for a moment
                 self.keyring = keyring
                 logger.warning("the token file has changed: %d tokens", len(keyring.keys))
+                for connection in list(self.connections):
+                    connection.handshake.recheck()
 
     def _forget_ended_runs(self) -> None:
         excess = len(self.runs) - ENDED_RUNS_KEPT
@@ -238,7 +303,9 @@ class Server:
             idle = [name for name, run in self.runs.items() if run.is_idle()]
             for name in idle[:excess]:
                 self.runs.pop(name).stop()
-                self.spaces.pop(name, None)
+                if self.keeper is not None:
+                    self.keeper.forget_run(name)
+                self._drop_space(name)
 
     def _end_if_empty(self, now: float) -> None:
         options = self.options
@@ -331,13 +398,3 @@ def _bound(family: int, place: tuple[Any, ...]) -> socket.socket:
 def _close_all(sockets: list[socket.socket]) -> None:
     for sock in sockets:
         sock.close()
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError) as error:  # macOS names a hard limit that it refuses
-            logger.info("file limit stays at %d: %s", soft, error)

@@ -6,6 +6,8 @@ they have had no effect, so the client that comes back just sends them again. Th
 calls that did have an effect are kept until the client has acknowledged them, so that a call
 that is sent again takes effect exactly once.
 
+With a journal, a `SpaceNotes` is told what has changed before anybody is answered.
+
 What clients can make a space keep is limited: keys and bytes by the keyspace, waiting calls
 by number and by the bytes of their keys, kept answers by their bytes, and clients that went
 without a word by number.
@@ -17,6 +19,7 @@ from typing import Protocol, cast
 
 from rallypoint.errors import StoreError, StoreLimitError, StoreTimeoutError, StoreValueError
 from rallypoint.rendezvous import defaults
+from rallypoint.server.fault import OnFault, guarded
 from rallypoint.store import protocol as p
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import ENTRY_BYTES
@@ -25,6 +28,7 @@ GONE_KEPT = 10_000  # clients that went without a word; more than that, and the 
 RESULT_BYTES = 100  # of a kept answer, beside its own bytes
 LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take; who asks for more waits so
 _WAITING = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)
+_REPEATABLE = frozenset(p.REPEATABLE)
 
 
 class Peer(Protocol):
@@ -33,14 +37,34 @@ class Peer(Protocol):
     def send(self, data: bytes) -> None:
         """Write one frame."""
 
+    def send_at_once(self, data: bytes) -> None:
+        """Write one frame that tells nothing of the space, before those that are held."""
+
+
+class SpaceNotes(Protocol):
+    """Whoever stores a space (ledger.py)."""
+
+    clients: dict[bytes, None]
+    """The clients whose kept answers have changed, or who came or went."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be stored, "" if that is not so."""
+
+    def mark(self) -> None:
+        """Keys or clients have changed."""
+
 
 class Client:
-    """What a space keeps of one client object, across its connections."""
+    """What a space keeps of one client object, across its connections.
 
-    __slots__ = ("gone_at", "parked", "peer", "record", "result_bytes", "results")
+    `record` numbers it among those that the server of epoch `since` has made.
+    """
 
-    def __init__(self, record: int) -> None:
-        self.record = record
+    __slots__ = ("gone_at", "parked", "peer", "record", "result_bytes", "results", "since")
+
+    def __init__(self, since: int, record: int) -> None:
+        self.since, self.record = since, record
         self.peer: Peer | None = None
         self.results: dict[int, bytes] = {}
         self.result_bytes = 0
@@ -66,6 +90,7 @@ class Space:
         loop: its timers.
         limit_bytes: most bytes of the keyspace, and of the keys that waiting calls name.
         frame_limit: longest answer.
+        epoch: the server's.
         waiters_limit: most calls that wait.
         results_limit: most bytes of answers kept for one client.
         **limits: see `Keyspace`.
@@ -77,6 +102,7 @@ class Space:
         limit_bytes: int,
         frame_limit: int = p.FRAME_LIMIT,
         *,
+        epoch: int = 0,
         waiters_limit: int = int(defaults.value("waiters_limit")),
         results_limit: int = int(defaults.value("results_limit")),
         **limits: int,
@@ -89,7 +115,10 @@ class Space:
         self.clients: dict[bytes, Client] = {}
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.calls = 0
-        self._records = 0
+        self.broken = ""  # why it answers no call any more
+        self.on_fault: OnFault | None = None
+        self.notes: SpaceNotes | None = None
+        self._epoch, self._records = epoch, 0
 
     def peer(self, client_id: bytes) -> Peer | None:
         """Return the present connection of a client, None if it has none."""
@@ -101,18 +130,35 @@ class Space:
         known = self.clients.get(client_id)
         if known is None:
             self._records += 1
-            known = self.clients[client_id] = Client(self._records)
+            known = self.clients[client_id] = Client(self._epoch, self._records)
             known.peer = peer
+            self._note(client_id)
             return False
         self._cancel_parked(client_id, known)
         known.peer, known.gone_at = peer, None
         self._gone.pop(client_id, None)
         return True
 
-    def record(self, client_id: bytes) -> int:
-        """Return the number of what is kept of a client: another one, once it was forgotten."""
-        client = self.clients.get(client_id)
-        return 0 if client is None else client.record
+    def record(self, client_id: bytes) -> tuple[int, int]:
+        """Return epoch and number of a client's record: others, once it was forgotten."""
+        client = self.clients[client_id]
+        return client.since, client.record
+
+    def put_back(
+        self, client_id: bytes, since: int, record: int, results: dict[int, bytes]
+    ) -> None:
+        """Know a client of a server that was; as if its connection had just been cut."""
+        client = self.clients[client_id] = Client(since, record)
+        for call_id, data in results.items():
+            client.keep(call_id, data)
+        client.gone_at = self._loop.time()
+        self._gone[client_id] = None
+
+    def _note(self, client_id: bytes) -> None:
+        """A client's record is to be stored."""
+        if self.notes is not None:
+            self.notes.clients[client_id] = None
+            self.notes.mark()
 
     def detach(self, client_id: bytes, peer: Peer, for_good: bool) -> None:
         """A client's connection is gone (ignored when another one has replaced it)."""
@@ -121,12 +167,16 @@ class Space:
             return
         self._cancel_parked(client_id, client)
         if for_good:
-            del self.clients[client_id]
+            self._let_go(client_id)
             return
         client.peer, client.gone_at = None, self._loop.time()
         self._gone[client_id] = None
         if len(self._gone) > GONE_KEPT:
-            self.clients.pop(self._gone.popitem(last=False)[0], None)
+            self._let_go(self._gone.popitem(last=False)[0])
+
+    def _let_go(self, client_id: bytes) -> None:
+        del self.clients[client_id]
+        self._note(client_id)
 
     def forget(self, before: float) -> None:
         """Drop what is kept for clients that went away before that loop time."""
@@ -136,12 +186,12 @@ class Space:
             if gone_at is not None and gone_at >= before:
                 break
             del self._gone[client_id]
-            del self.clients[client_id]
+            self._let_go(client_id)
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing would be lost with it: no client, no key."""
-        return not self.clients and self.keys.is_empty
+        return not self.clients and (self.keys.is_empty or bool(self.broken))
 
     def call(self, client_id: bytes, call: p.Call) -> None:
         """Carry out one call and answer it, now or when it is complete."""
@@ -149,16 +199,29 @@ class Space:
         if client is None:
             return  # another connection of this client has said goodbye for good
         results = client.results
-        for answered in [number for number in results if number < call.low]:
-            client.drop(answered)
-        for answered in call.acked:
-            client.drop(answered)
-        known = results.get(call.id)
-        if known is not None:
-            self._answer(client, known)
-            return
+        if results:
+            for answered in [number for number in results if number < call.low]:
+                client.drop(answered)
+            for answered in call.acked:
+                client.drop(answered)
+            known = results.get(call.id)
+            if known is not None:
+                self._answer(client, known)
+                return
+        if not self.broken:
+            self._execute(client_id, client, call)
+        if self.broken:
+            self._answer(client, p.frame(p.Failure(call.id, p.FAIL_FAULT, self.broken)))
+
+    @guarded
+    def _execute(self, client_id: bytes, client: Client, call: p.Call) -> None:
         self.calls += 1
         request = call.request
+        if self.notes is not None and self.notes.trouble and not isinstance(request, p.REPEATABLE):
+            if client.peer is not None:  # what is held waits for room; this need not
+                refusal = _failure(call.id, StoreLimitError(self.notes.trouble))
+                client.peer.send_at_once(refusal)
+            return
         try:
             self._check_room(client, request)
             result = self.keys.execute(request, (client_id, call.id))
@@ -169,10 +232,20 @@ class Space:
             self._park(client_id, client, call.id, request)
         else:
             data = self._reply(call.id, result)
-            if not isinstance(request, p.REPEATABLE):
+            if type(request) not in _REPEATABLE:
                 client.keep(call.id, data)
+                self._note(client_id)
             self._answer(client, data)
         self._complete()
+
+    def fail(self, why: str) -> None:
+        """Answer nothing any more, those who wait included: what is kept may be wrong."""
+        self.broken = why
+        for client_id, client in self.clients.items():
+            waiting = list(client.parked)
+            self._cancel_parked(client_id, client)
+            for call_id in waiting:
+                self._answer(client, p.frame(p.Failure(call_id, p.FAIL_FAULT, why)))
 
     def _check_room(self, client: Client, request: p.StoreRequest) -> None:
         if client.result_bytes > self._results_limit:
@@ -201,8 +274,13 @@ class Space:
             self._named_bytes += _named_bytes(request)
 
     def _complete(self) -> None:
+        shared: object = None
         for token, result in self.keys.completed():
             client_id, call_id = cast(tuple[bytes, int], token)
+            if isinstance(result, list):  # all members of a group get the same: encoded once
+                if result is not shared:
+                    shared, encoded = result, p.encoded(result)
+                result = encoded
             client = self.clients.get(client_id)
             if client is None:
                 continue
@@ -213,8 +291,10 @@ class Space:
                 self._named_bytes -= _named_bytes(parked[1])
                 if not isinstance(parked[1], p.REPEATABLE):
                     client.keep(call_id, data)
+                    self._note(client_id)
             self._answer(client, data)
 
+    @guarded
     def _expire(self, client_id: bytes, call_id: int) -> None:
         client = self.clients.get(client_id)
         parked = None if client is None else client.parked.pop(call_id, None)

@@ -5,7 +5,6 @@ bind, clients can connect at once, and nothing has to be waited for. The server'
 goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open.
 """
 
-import errno
 import os
 import socket
 import subprocess
@@ -14,11 +13,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.endpoint import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.server.options import Options, is_loopback
 from rallypoint.server.server import bind
 from rallypoint.server.tls import ServerTLS
+from rallypoint.store.hosting import check_elsewhere
+from rallypoint.store.places import is_list, one_host
 from rallypoint.store.tls import TLS, read_tls
 from rallypoint.store.token import FILE_VARIABLE, TOKEN_VARIABLE, token_environment
 
@@ -54,10 +54,13 @@ def host_if_ours(
         is_host: True: must host; False: never; None: if the address can be bound here.
         tls: its files; None: those of the environment.
 
-    Returns None when another process or machine hosts. Raises ParameterError when a token is
-    needed, RendezvousConnectionError when it must host and cannot.
+    Returns None when another process or machine hosts, or for a list of endpoints. Raises
+    ParameterError when a token is needed, RendezvousConnectionError when it must host and
+    cannot.
     """
-    if is_host is False:
+    if is_host:
+        one_host(endpoint)
+    if is_host is False or is_list(endpoint):
         return None
     host, port = parse_rendezvous_endpoint(endpoint)
     files = read_tls() if tls is None else tls
@@ -66,15 +69,8 @@ def host_if_ours(
     try:
         sockets = bind(host, port, Options(token=token, insecure=insecure))
     except OSError as error:
-        elsewhere = isinstance(error, socket.gaierror) or error.errno in (
-            errno.EADDRNOTAVAIL,
-            errno.EADDRINUSE,
-        )
-        if elsewhere and not is_host:
-            return None
-        raise RendezvousConnectionError(
-            f"{error.strerror or error}; give an address of this machine and a free port"
-        ) from error
+        check_elsewhere(endpoint, error, is_host)
+        return None
     try:
         files.check_hosting()
         return _spawn(host, sockets, insecure, {**token_environment(token), **files.environment()})

@@ -34,6 +34,8 @@ def server_status(server: "Server") -> ServerStatus:
         connections=len(server.connections),
         requests=server.requests,
         bytes_in=server.bytes_in,
+        bytes_out=server.bytes_out,
+        faults=server.faults.count,
         lag_seconds=server.lag_seconds,
         worst_lag_seconds=server.worst_lag_seconds,
         memory_bytes=_process().memory_info().rss,
@@ -41,6 +43,8 @@ def server_status(server: "Server") -> ServerStatus:
         run_count=len(server.runs),
         runs=tuple(run_line(run, now) for run in shown),
         access=server.access,
+        role=server.role,
+        durable=None if server.keeper is None else server.keeper.scribe.durability(),
     )
 
 

@@ -64,6 +64,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Election:
     """A candidate's way to lead. Calls may come from any thread, one at a time.
 
+    But `commit` may run beside `renew`, and `is_safe` beside everything.
+
     Args:
         engine: where the entry is.
         name: of the office; several may be on one engine.
@@ -116,13 +118,17 @@ class Election:
         expected: Mapping[str, Entry | None],
         changes: Mapping[str, bytes | None],
         deadline: Deadline,
+        by: Engine | None = None,
     ) -> Commit:
         """Write as the leader: `Engine.commit`, refused once another one leads.
+
+        `by`: another client of the same engine, such as one with longer limits.
 
         Raises:
             NotLeadingError: the term is over; nothing was written.
         """
-        commit = self._engine.commit({**expected, self._key: term.entry}, changes, deadline)
+        engine = by or self._engine
+        commit = engine.commit({**expected, self._key: term.entry}, changes, deadline)
         if commit.done:
             return commit
         now = commit.present.get(self._key)

@@ -75,6 +75,8 @@ class Engine(ABC):
     name: str
     where: str
     """Where it is, for people; holds no secret."""
+    hosts: Sequence[tuple[str, int]] = ()
+    """Host and port of each of its servers, for who looks why it cannot be reached."""
 
     @abstractmethod
     def read(self, keys: Sequence[str], deadline: Deadline) -> Entries:
@@ -122,6 +124,11 @@ class Engine(ABC):
     @abstractmethod
     def clone(self) -> "Engine":
         """Return an independent client of the same data."""
+
+    def about(self, deadline: Deadline) -> str:
+        """Return what answers there, for people: its kind, its version, what it lacks."""
+        self.read(["about"], deadline)
+        return self.name
 
     def close(self) -> None:  # noqa: B027 - not every engine holds something
         """Release the connections."""

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from rallypoint.errors import ParameterError
 
@@ -32,6 +32,23 @@ def redacted(url: str) -> str:
     if not mark or "@" not in rest:
         return url
     return f"{scheme}://{HIDDEN}@{rest.rpartition('@')[2]}"
+
+
+def with_timeout(url: str, default: float, most: float) -> str:
+    """Return a URL with another `timeout`, for a client that must not wait long for one host.
+
+    Args:
+        url: of an engine.
+        default: seconds, where the URL names none.
+        most: seconds that it may not be above.
+    """
+    place, _, query = url.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    try:
+        seconds = min(float(options.get("timeout", default)), most)
+    except ValueError:
+        return url  # whoever opens it says what is wrong
+    return f"{place}?{urlencode(options | {'timeout': f'{seconds:g}'})}"
 
 
 @dataclass(frozen=True)

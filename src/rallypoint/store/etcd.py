@@ -91,6 +91,7 @@ class EtcdEngine(Engine):
             url = parse_engine_url(url, "etcd", DEFAULT_PORT, _OPTIONS)
         self.address = url
         self.where = str(url)
+        self.hosts = url.hosts
         self._gateway = Gateway(url)
         self._base = url.prefix.encode() + b"/"
         self._parts = Parts(self._gateway, self._base + b"parts/")
@@ -108,6 +109,13 @@ class EtcdEngine(Engine):
     def clone(self) -> "EtcdEngine":
         """Return an independent client of the same data."""
         return EtcdEngine(self.address)
+
+    def about(self, deadline: Deadline) -> str:
+        """Return the version and state of the member that answers."""
+        status = self._gateway.call("/maintenance/status", {}, m.Status, deadline)
+        leader = "" if status.leader else ", without a leader: it cannot decide"
+        alarms = f", alarms: {', '.join(status.errors)}" if status.errors else ""
+        return f"etcd {status.version}, {status.size / 2**20:.1f} MiB{leader}{alarms}"
 
     def close(self) -> None:
         """Release the connections."""

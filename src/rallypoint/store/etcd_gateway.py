@@ -91,7 +91,8 @@ class Gateway:
 
     def __init__(self, address: EngineAddress) -> None:
         self.address = address
-        self._seconds = address.seconds("timeout", REQUEST_SECONDS)
+        self._seconds = seconds = address.seconds("timeout", REQUEST_SECONDS)
+        self._timeout = urllib3.Timeout(connect=min(CONNECT_SECONDS, seconds), read=seconds)
         self._tls = address.ssl_context()
         self._lock = threading.Lock()
         self._at = 0  # the member that answered last
@@ -142,7 +143,7 @@ class Gateway:
         with _failures():
             answer = self._pool(at).request(
                 "POST", f"/v3{path}", body=data, headers=_headers(token),
-                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=self._seconds),
+                timeout=self._timeout,
             )  # fmt: skip
             status, content = answer.status, answer.data
         if status == 200:
@@ -213,7 +214,7 @@ class Gateway:
             with _failures():
                 answer = self._pool(at).urlopen(
                     "POST", "/v3/watch", body=body, headers=headers, preload_content=False,
-                    timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=self._seconds),
+                    timeout=self._timeout,
                 )  # fmt: skip
         except _Away as away:
             self._move_on(at)

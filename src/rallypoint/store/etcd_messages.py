@@ -51,6 +51,15 @@ class Txn(msgspec.Struct):
         return [kv for each in ranges if each is not None for kv in each.kvs]
 
 
+class Status(msgspec.Struct):
+    """How a member is; leader 0: it knows of none."""
+
+    version: str = "?"
+    size: int = msgspec.field(name="dbSize", default=0)
+    leader: int = 0
+    errors: list[str] = []
+
+
 class Lease(msgspec.Struct):
     """A lease as granted, or kept alive; TTL 0: there is no such lease."""
 

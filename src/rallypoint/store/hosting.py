@@ -5,11 +5,14 @@ above them: imports go down only. The package's front door (`rallypoint/__init__
 may know all layers, says here how a server is started.
 """
 
+import errno
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreConnectionError, StoreError
+from rallypoint.errors import RendezvousConnectionError, StoreConnectionError, StoreError
+from rallypoint.store.places import one_host
 
 if TYPE_CHECKING:
     from rallypoint.store.tls import TLS
@@ -54,6 +57,7 @@ def start_server(
 
 def start_for_store(host: str, port: int, token: bytes, insecure: bool, tls: "TLS") -> HostedServer:
     """Start the server of a store that is its master; StoreConnectionError if it cannot."""
+    one_host(host)
     try:
         return start_server(host, port, token, insecure, tls)
     except OSError as error:
@@ -61,3 +65,30 @@ def start_for_store(host: str, port: int, token: bytes, insecure: bool, tls: "TL
             f"cannot listen on {host}:{port}: {error.strerror or error}; another program may use "
             "the port: choose another one, or 0 for a free one"
         ) from error
+
+
+def check_elsewhere(where: str, error: OSError, is_host: bool | None) -> None:
+    """Return if a server that could not listen here is to be looked for elsewhere.
+
+    That is so where the address is another machine's, is taken by whoever hosts, or is not
+    known to the name service yet.
+
+    Args:
+        where: HOST:PORT.
+        error: of the attempt to listen there.
+        is_host: whether this machine was said to be the host.
+
+    Raises:
+        RendezvousConnectionError: it must host, or the error says something else.
+    """
+    elsewhere = isinstance(error, socket.gaierror) or error.errno in (
+        errno.EADDRNOTAVAIL,
+        errno.EADDRINUSE,
+    )
+    if elsewhere and not is_host:
+        return
+    said = "is_host=true (--rdzv-conf), but " if is_host else ""
+    raise RendezvousConnectionError(
+        f"{said}this machine cannot listen on {where}: {error.strerror or error}; give the "
+        "endpoint an address of this machine and a free port"
+    ) from error

@@ -5,16 +5,12 @@ Used by the store client and by a node's session; what the frames mean is theirs
 
 import contextlib
 import errno
-import hmac
 import logging
-import secrets
+import select
 import selectors
 import socket
 import struct
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
@@ -22,64 +18,46 @@ from rallypoint.store import protocol as p
 from rallypoint.store.connect import (
     FIRST_PAUSE_SECONDS,
     NOTICE_SECONDS,
+    UnreachedError,
     connect,
+    explain_failure,
+    resolved_to,
     wait_before_next,
+    what_was_seen,
+)
+from rallypoint.store.handshake import (
+    ADVICE,
+    SOFTWARE,
+    NotOurProtocolError,
+    StandbyError,
+    UnknownTokenError,
+    goodbye_error,
+    shake_hands,
 )
 from rallypoint.store.keyring import Key, for_run, parse
-from rallypoint.store.tls import NO_TLS, TLS
+from rallypoint.store.places import Place, join_place
+from rallypoint.store.target import Target
 from rallypoint.store.token import current
 
 if TYPE_CHECKING:
     from rallypoint.store.tls_socket import TLSSocket
 
+__all__ = [
+    "SOFTWARE",
+    "Link",
+    "NotOurProtocolError",
+    "Target",
+    "goodbye_error",
+    "open_link",
+]
 logger = logging.getLogger("rallypoint")
 
-SOFTWARE = "rallypoint-python"
 READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next one is asked: this one may be stopped
 SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
-_FINAL = (p.GOODBYE_VERSION, p.GOODBYE_PROTOCOL, p.GOODBYE_LIMIT)
+_header = p.HEADER.unpack_from
 _TLS_STARTS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake record
-_ADVICE = "give a port of a Rallypoint server, or a free one"
-_handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
-
-
-class NotOurProtocolError(StoreConnectionError):
-    """The other side is no server of ours, or refuses us for good: trying again is no use."""
-
-
-class UnknownTokenError(AuthenticationError):
-    """The server does not know the token that was tried; another one of ours may do."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a client connects, and as whom.
-
-    Args:
-        host: name or address of the server.
-        port: its TCP port.
-        run: run id; it names the store and the run that this client can reach.
-        token: secrets, one a line (see keyring.py), b"" for none; never shown.
-        client: random identity of the client object, kept when it reconnects.
-        tls: files for TLS; none: plain TCP.
-    """
-
-    host: str
-    port: int
-    run: str
-    token: bytes = field(default=b"", repr=False)
-    client: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    tls: TLS = NO_TLS
-
-    @property
-    def where(self) -> str:
-        """HOST:PORT, for people."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    def another(self) -> "Target":
-        """Return the same for another client object."""
-        return replace(self, client=secrets.token_bytes(16))
 
 
 class Link:
@@ -88,6 +66,7 @@ class Link:
     def __init__(self, sock: "socket.socket | TLSSocket", where: str, binding: bytes = b"") -> None:
         self.sock = sock
         self.where = where
+        self.place: Place | None = None  # of the server, where there was a choice
         self.binding = binding
         self.welcome = p.Welcome(0, False)
         self._buffer = bytearray()
@@ -113,7 +92,7 @@ class Link:
                 for _, events in selector.select(deadline.capped(1.0)):
                     try:
                         if events & selectors.EVENT_READ:
-                            bodies += self._split(self._read(socket.MSG_DONTWAIT))
+                            bodies += self.receive_some()
                         if events & selectors.EVENT_WRITE:
                             view = view[self.sock.send(view, socket.MSG_DONTWAIT) :]
                     except BlockingIOError:
@@ -128,13 +107,18 @@ class Link:
 
     def receive(self) -> list[bytes]:
         """Return the bodies that have come, at least one unless the read timed out ([])."""
-        bodies: list[bytes] = []
-        while not bodies:
+        while True:
             data = self._read_in_time()
             if data is None:
                 return []
-            bodies = self._split(data)
-        return bodies
+            if bodies := self._split(data):
+                return bodies
+
+    def takes_more(self) -> bool:
+        """Return whether a small frame can be sent without waiting."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return any(events & select.POLLOUT for _, events in poll.poll(0))
 
     def receive_some(self) -> list[bytes]:
         """Read what is there; return the bodies that are whole now, [] if none."""
@@ -143,47 +127,58 @@ class Link:
 
     def _read_in_time(self, flags: int = 0) -> bytes | None:
         try:
-            return self._read(flags)
+            data = self.sock.recv(READ_BYTES, flags)
         except (BlockingIOError, TimeoutError):
             return None
         except StoreConnectionError:
             raise
         except OSError as error:
             raise self.broken(error) from error
-
-    def _read(self, flags: int) -> bytes:
-        data = self.sock.recv(READ_BYTES, flags)
         if not data:
             raise StoreConnectionError(f"the server at {self.where} closed the connection")
         return data
 
     def _split(self, data: bytes) -> list[bytes]:
-        buffer = self._buffer
-        size = len(data)
-        if not buffer and size >= 4 and int.from_bytes(data[:4], "big") == size - 4:
+        """Return the bodies that are whole now; a part of one is kept for the next time.
+
+        A long frame comes in many pieces, and is copied once it is whole.
+        """
+        buffer, size = self._buffer, len(data)
+        if not buffer and size >= 4 and _header(data)[0] == size - 4:
             return [data[4:]]  # one whole frame: usual
-        buffer += data  # a long frame comes in many pieces, and is copied once it is whole
-        bodies, start, size = [], 0, len(buffer)
+        bodies: list[bytes] = []
+        start = 0
+        view: bytes | bytearray = data
+        if buffer:
+            buffer += data
+            view = buffer
+        size = len(view)
         while size - start >= 4:
-            length = int.from_bytes(buffer[start : start + 4], "big")
-            if bytes(buffer[start : start + 2]) in _TLS_STARTS and length > p.FRAME_LIMIT:
-                raise NotOurProtocolError(
-                    f"the server at {self.where} speaks TLS and this client does not: give the "
-                    "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
-                )
-            if length > p.FRAME_LIMIT:
-                raise NotOurProtocolError(
-                    f"what listens at {self.where} sent a frame of {length} bytes (limit "
-                    f"{p.FRAME_LIMIT}): it is not a Rallypoint server; {_ADVICE}"
-                )
-            end = start + 4 + length
+            end = start + 4 + _header(view, start)[0]
             if end > size:
+                self._check_length(view, start)
                 break
-            with memoryview(buffer) as view:
-                bodies.append(bytes(view[start + 4 : end]))
+            bodies.append(bytes(view[start + 4 : end]))
             start = end
-        del buffer[:start]
+        if view is buffer:
+            del buffer[:start]
+        elif start < size:
+            self._buffer += view[start:]
         return bodies
+
+    def _check_length(self, view: bytes | bytearray, start: int) -> None:
+        length = _header(view, start)[0]
+        if length <= p.FRAME_LIMIT:
+            return
+        if bytes(view[start : start + 2]) in _TLS_STARTS:
+            raise NotOurProtocolError(
+                f"the server at {self.where} speaks TLS and this client does not: give the "
+                "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
+            )
+        raise NotOurProtocolError(
+            f"what listens at {self.where} sent a frame of {length} bytes (limit "
+            f"{p.FRAME_LIMIT}): it is not a Rallypoint server; {ADVICE}"
+        )
 
     def broken(self, error: OSError) -> StoreConnectionError:
         """Return the error for a connection that broke."""
@@ -192,7 +187,7 @@ class Link:
         )
 
     def read_timeout(self, seconds: float) -> None:
-        """Let the kernel end a read after so long; cheaper than a poll before each read."""
+        """Let the kernel end a read after so long (0: never); cheaper than a poll before each."""
         self._kernel_limit(socket.SO_RCVTIMEO, seconds)
 
     def send_timeout(self, seconds: float) -> None:
@@ -222,148 +217,148 @@ class Link:
 def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
     """Connect and prove to each other that both sides know the token.
 
-    A connection that breaks in the handshake, or a server that says nothing (held up, or a
-    proxy without a server behind it), is tried again like one that refuses; what answers as
-    something else than a server of ours is not.
+    Of several servers it is the one that leads. A connection that is refused or breaks in the
+    handshake, or a server that says nothing (held up, or a proxy without a server behind it),
+    is tried again; what answers as something else than a server of ours is not.
 
-    Raises StoreConnectionError (see `connect`; also version and protocol), AuthenticationError.
+    Args:
+        target: which servers, and as whom.
+        deadline: until when to try.
+        once: give up after the first failed attempt (each server once) instead.
+
+    Raises StoreConnectionError (what was tried, against which addresses, for how long, what
+    each server said or what was seen last, and what to do), AuthenticationError.
     """
     pause, noticed = FIRST_PAUSE_SECONDS, False
     while True:
         try:
-            return _attempt(target, deadline, once)
+            return _ask_all(target, deadline)
         except (AuthenticationError, NotOurProtocolError):
             raise
         except StoreConnectionError as error:
-            if once or deadline.expired():
-                raise
-            if not noticed and deadline.elapsed() > NOTICE_SECONDS:
-                noticed = True
-                logger.warning("%s; trying for %.0f s more", error, deadline.remaining())
-        pause = wait_before_next(pause, deadline)
+            last = error
+        if not noticed and deadline.elapsed() > NOTICE_SECONDS:
+            noticed = True
+            logger.warning("%s; trying for %.0f s more", last, deadline.remaining())
+        if not once:
+            pause = wait_before_next(pause, deadline)
+        if once or deadline.expired():  # an attempt without time would see less than the last one
+            raise last
 
 
-def _attempt(target: Target, deadline: Deadline, once: bool) -> Link:
-    """Connect and shake hands, with each of our tokens until the server knows one."""
+def _ask_all(target: Target, deadline: Deadline) -> Link:
+    """Ask each server once, who led last first; go at once where one that stands by sends us."""
+    route, said = target.route, dict[Place, StoreConnectionError]()
+    left = list(route.order())
+    limit = HANDSHAKE_SECONDS if len(left) == 1 else HANDSHAKE_OF_SEVERAL_SECONDS
+    while left:
+        try:
+            sock, place = connect(left, deadline)
+        except UnreachedError as error:
+            said |= _unreached(error, deadline, alone=len(left) + len(said) == 1)
+            break
+        left.remove(place)
+        try:
+            link = _attempt(sock, place, target, Deadline(deadline.capped(limit)))
+        except StoreConnectionError as error:
+            said[place] = error
+            leader = error.leader if isinstance(error, StandbyError) else None
+            if leader is not None and leader not in said:
+                left = list(dict.fromkeys((leader, *left)))
+        else:
+            route.found(place)
+            link.place = place
+            return link
+    for place in said:
+        route.failed(place)
+    raise _nobody(said, deadline)
+
+
+def _unreached(
+    error: UnreachedError, deadline: Deadline, alone: bool
+) -> dict[Place, StoreConnectionError]:
+    said: dict[Place, StoreConnectionError] = {}
+    for place, (seen, addresses) in error.errors.items():
+        text = f"{what_was_seen(seen, addresses)} ({resolved_to(addresses)})"
+        if alone:
+            text = explain_failure(place, seen, addresses, deadline)
+        said[place] = StoreConnectionError(text)
+        said[place].__cause__ = seen
+    return said
+
+
+def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> StoreConnectionError:
+    """Return the error for an attempt at all servers, none of which leads."""
+    errors = list(said.values())
+    if len(errors) == 1:
+        return errors[0]
+    final = all(isinstance(e, AuthenticationError | NotOurProtocolError) for e in errors)
+    kind = type(errors[0]) if final else StoreConnectionError
+    each = "; ".join(f"{join_place(*place)}: {error}" for place, error in said.items())
+    text = (
+        f"none of {len(said)} servers could be used after {deadline.elapsed():.1f} s: {each}. Of "
+        "several endpoints nobody hosts by itself: start `rallypoint serve --state URL` at each"
+    )
+    if any(isinstance(error, StandbyError) for error in errors):
+        return StandbyError(text, None)
+    return kind(text)
+
+
+def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
+    """Shake hands, with each of our tokens until the server knows one."""
     keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
     if target.token and not keys:
+        sock.close()
         raise AuthenticationError(f"none of this client's tokens is for run {target.run!r}")
     keys = keys or [None]
     while True:
-        link = _connected(target, deadline, once)
+        link = _secured(sock, place, target, limit)
         try:
-            link.sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
-            _shake_hands(link, target, keys[0])
-            link.sock.settimeout(None)
+            link.read_timeout(max(0.05, limit.remaining()))
             link.send_timeout(SEND_SECONDS)
+            shake_hands(link, target, keys[0])
+            link.read_timeout(0.0)
             return link
         except UnknownTokenError:
             link.close()
             del keys[0]
             if not keys:
                 raise
+            sock = _again(place, limit)
         except BaseException:
             link.close()
             raise
 
 
-def _connected(target: Target, deadline: Deadline, once: bool) -> Link:
-    sock = connect(target.host, target.port, deadline, once=once)
+def _again(place: Place, limit: Deadline) -> socket.socket:
+    """Connect once more, for another token."""
+    try:
+        return connect([place], limit)[0]
+    except UnreachedError as error:
+        raise _unreached(error, limit, alone=True)[place] from error
+
+
+def _secured(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
+    where = join_place(*place)
     if not target.tls.for_clients:
-        return Link(sock, target.where)
+        return Link(sock, where)
     import ssl  # slow to import, and most never need it
 
     from rallypoint.store.tls_socket import TLSSocket
 
     try:
-        sock.settimeout(max(0.05, deadline.capped(HANDSHAKE_SECONDS)))
-        secured = TLSSocket(sock, target.tls, target.host)
-        return Link(secured, target.where, secured.binding)
+        sock.settimeout(max(0.05, limit.remaining()))
+        secured = TLSSocket(sock, target.tls, place[0])
+        sock.settimeout(None)
+        return Link(secured, where, secured.binding)
     except BaseException as error:
         sock.close()
         if isinstance(error, ssl.SSLError):
             raise NotOurProtocolError(
-                f"what listens at {target.where} does not speak TLS as this client does "
+                f"what listens at {where} does not speak TLS as this client does "
                 f"({error.reason or error}): start the server with --tls-cert, or unset "
                 "RALLYPOINT_TLS_CA here"
             ) from error
         if isinstance(error, OSError) and not isinstance(error, StoreConnectionError):
-            raise StoreConnectionError(f"TLS with {target.where}: {error}") from error
+            raise StoreConnectionError(f"TLS with {where}: {error}") from error
         raise
-
-
-def _shake_hands(link: Link, target: Target, key: Key | None) -> None:
-    nonce = secrets.token_bytes(p.NONCE_BYTES)
-    hello = p.Hello(p.PROTOCOL_VERSION, target.run, target.client, nonce, SOFTWARE)
-    if key is not None:
-        worker = key.scope == "worker"
-        hello = msgspec.structs.replace(hello, key=key.id, worker=worker)
-    link.send(p.frame(hello))
-    challenge = _expect(link, p.Challenge)
-
-    def proof(role: bytes) -> bytes:
-        if key is None:
-            return b""
-        return p.proof(key.secret, role, hello, challenge.nonce, link.binding)
-
-    if not hmac.compare_digest(proof(b"server"), challenge.proof):
-        kind = UnknownTokenError if key and challenge.proof else AuthenticationError
-        raise kind(_server_unproven(target, challenge))
-    link.send(p.frame(p.Proof(proof(b"client"))))
-    link.welcome = _expect(link, p.Welcome)
-
-
-def _server_unproven(target: Target, challenge: p.Challenge) -> str:
-    if not target.token:
-        return (
-            f"the server at {target.where} asks for a token and this client has none; set "
-            "RALLYPOINT_TOKEN or pass token_file with the server's secret"
-        )
-    if not challenge.proof:
-        return (
-            f"the server at {target.where} was started without a token, but this client has "
-            "one; start the server with the same token, or unset RALLYPOINT_TOKEN here"
-        )
-    return (
-        f"the server at {target.where} does not know this client's token; give both the same "
-        "(RALLYPOINT_TOKEN, token_file), or check that the endpoint is the right one, and that "
-        "nothing in between ends TLS"
-    )
-
-
-def _expect(link: Link, kind: type[Any]) -> Any:
-    try:
-        bodies = link.receive()
-    except (NotOurProtocolError, AuthenticationError):
-        raise
-    except StoreConnectionError as error:
-        raise StoreConnectionError(
-            f"what listens at {link.where} did not answer as a Rallypoint server: {error}; "
-            f"{_ADVICE}"
-        ) from error
-    if not bodies:
-        raise StoreConnectionError(
-            f"what listens at {link.where} accepted the connection and said nothing: it is not "
-            f"a Rallypoint server, or it is stopped; {_ADVICE}"
-        )
-    try:
-        body = _handshake.decode(bodies[0])
-    except msgspec.DecodeError as error:
-        raise NotOurProtocolError(
-            f"what listens at {link.where} is not a Rallypoint server: {error}; {_ADVICE}"
-        ) from error
-    if isinstance(body, p.Goodbye):
-        raise goodbye_error(link.where, body)
-    if not isinstance(body, kind) or len(bodies) > 1:
-        raise NotOurProtocolError(f"the server at {link.where} broke the handshake: {body!r}")
-    return body
-
-
-def goodbye_error(where: str, body: p.Goodbye) -> StoreConnectionError:
-    """Return the error for a server that ended the connection with a reason."""
-    kind: type[StoreConnectionError] = StoreConnectionError
-    if body.code == p.GOODBYE_TOKEN:
-        kind = AuthenticationError
-    elif body.code in _FINAL:
-        kind = NotOurProtocolError
-    return kind(f"the server at {where} closed the connection: {body.reason}")

@@ -12,6 +12,8 @@ A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMI
     Proof(proof)                     ->
                                      <-   Welcome(epoch, resumed)        or Goodbye(code, reason)
 
+A client that has no token to prove sends its (empty) proof along with the hello.
+
 The Hello names the token by its key id (`keyring.key_id`). Each side's proof is
 HMAC-SHA256(token, role | client nonce | server nonce | client | run | key id | binding), with
 another role for each side, so neither a replay nor a reflection answers a challenge. The
@@ -235,20 +237,27 @@ class Proof(_Body, frozen=True, tag=102):
 class Welcome(_Body, frozen=True, tag=103):
     """The handshake is done. `resumed`: the server still knows this client's last calls.
 
-    `record` numbers what it knows of them: another number than at the client's last
-    handshake means that they were forgotten, and that an answer which said so was lost.
+    `record` numbers what it knows of them, among what the server of epoch `since` has come to
+    know: another pair than at the client's last handshake means that they were forgotten, and
+    that an answer which said so was lost. The epoch alone means no such thing: a server that
+    was started again from its journal knows what the one before it knew.
     """
 
     epoch: int
     resumed: bool
     record: int = 0
+    since: int = 0
 
 
 class Goodbye(_Body, frozen=True, tag=104):
-    """The server closes the connection, and says why. Code: see `GOODBYE_*`."""
+    """The server closes the connection, and says why. Code: see `GOODBYE_*`.
+
+    `leader`: HOST:PORT of the server that leads, of one that stands by and knows it.
+    """
 
     code: str
     reason: str
+    leader: str = ""
 
 
 # -- calls --------------------------------------------------------------------------------
@@ -278,8 +287,12 @@ class Bye(_Body, frozen=True, tag=113):
     """The client will not come back: what is kept for it may be forgotten."""
 
 
+class Beat(_Body, frozen=True, tag=121):
+    """A sign of life: asked for by a client, and answered with the same."""
+
+
 class Failure(_Body, frozen=True, tag=112):
-    """Call `id` failed: code is one of `FAILURES`, text is for people."""
+    """Call `id` failed: code is one of `FAIL_*`, text is for people."""
 
     id: int
     code: str
@@ -292,21 +305,33 @@ GOODBYE_PROTOCOL = "protocol"
 GOODBYE_LIMIT = "limit"
 GOODBYE_BUSY = "busy"
 GOODBYE_SHUTDOWN = "shutdown"
+GOODBYE_STANDBY = "standby"
 
 FAIL_TIMEOUT = "timeout"
 FAIL_VALUE = "value"
+FAIL_FAULT = "fault"
 FAIL_LIMIT = "limit"
 FAIL_DENIED = "denied"
 
-_encoder = msgspec.msgpack.Encoder()
+_encode, _header = msgspec.msgpack.Encoder().encode, HEADER.pack
+
+
+def within(request: StoreRequest, seconds: float) -> StoreRequest:
+    """Return a request that waits at most so long; one that does not wait as it is."""
+    if isinstance(request, WaitingRequest):
+        return msgspec.structs.replace(request, timeout=seconds)
+    return request
 
 
 def frame(body: msgspec.Struct) -> bytes:
     """Return a body as one frame: length and msgpack."""
-    buffer = bytearray(4)
-    _encoder.encode_into(body, buffer, 4)
-    HEADER.pack_into(buffer, 0, len(buffer) - 4)
-    return bytes(buffer)
+    data = _encode(body)
+    return _header(len(data)) + data
+
+
+def encoded(result: Any) -> msgspec.Raw:
+    """Return a result that many replies carry, encoded."""
+    return msgspec.Raw(_encode(result))
 
 
 def run_problem(run: str, limit: int = RUN_LIMIT) -> str:

@@ -56,6 +56,7 @@ class RedisEngine(Engine):
             url = parse_engine_url(url, "redis", DEFAULT_PORT, _OPTIONS)
         self.address = url
         self.where = str(url)
+        self.hosts = url.hosts
         self._link = Link(url)
         self._tag = f"{{{url.prefix}}}"
         self._commit_script = self._link.client.register_script(COMMIT)
@@ -72,6 +73,14 @@ class RedisEngine(Engine):
     def clone(self) -> "RedisEngine":
         """Return an independent client of the same data."""
         return RedisEngine(self.address)
+
+    def about(self, deadline: Deadline) -> str:
+        """Return the server's version and role, and whether its data outlives a restart."""
+        info: Any = self._link.call(lambda client: client.info(), deadline)
+        name = "valkey" if "valkey_version" in info else "redis"
+        kept = "" if info.get("aof_enabled") else ", no append-only file: a restart forgets runs"
+        version = info.get(f"{name}_version", "?")
+        return f"{name} {version}, {info.get('role', '?')}{kept}"
 
     def close(self) -> None:
         """Release the connections."""

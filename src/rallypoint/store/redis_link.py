@@ -147,11 +147,12 @@ def _client(address: EngineAddress) -> "redis.Redis":
         address.ssl_context()  # says what is wrong with the files, in our words
         names = (("ca", "ssl_ca_certs"), ("cert", "ssl_certfile"), ("key", "ssl_keyfile"))
         extra = {theirs: options[ours] for ours, theirs in names if ours in options}
+    timeout = address.seconds("timeout", REQUEST_SECONDS)
     return redis.Redis(
         host=host, port=port, db=db, ssl=address.tls,
         username=address.user or None, password=address.password or None,
-        socket_timeout=address.seconds("timeout", REQUEST_SECONDS),
-        socket_connect_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout, socket_connect_timeout=min(CONNECT_SECONDS, timeout),
+        retry=Retry(NoBackoff(), 0),
         client_name="rallypoint", **extra,
     )  # fmt: skip
 

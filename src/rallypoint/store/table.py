@@ -11,8 +11,15 @@ its own. The versions of deleted keys are kept for the latest `DELETED_KEPT` of 
 watcher that comes with the older version of a key forgotten since is told of its deletion.
 
 A key holds a value or a queue; a call for the other kind is refused. A queue exists while
-it holds a value. Every request takes effect whole or not at all: what can fail is checked
-before the first change, and a pipeline undoes what its earlier calls did.
+it holds a value. Its values are numbered from the store's change at which it came to be, so
+that no number of a key is used twice: a host that stores them one by one can tell which are
+new and which are gone.
+
+A host that stores what changes sets `unsaved` to a dict, and takes the keys out of it that it
+finds there; a key that was put back by a failing pipeline may be among them.
+
+Every request takes effect whole or not at all: what can fail is checked before the first
+change, and a pipeline undoes what its earlier calls did.
 """
 
 from collections import deque
@@ -74,6 +81,8 @@ class Table:
         self._forgotten = 0  # the newest version among the deleted keys not kept any more
         self._waited: dict[str, Any] = {}
         self._touched: dict[str, None] = {}
+        self._first: dict[str, int] = {}  # number of the first value of each queue
+        self.unsaved: dict[str, None] | None = None
         self._methods: dict[type, Callable[[Any, Hashable], Any]] = {
             p.Set: self._set, p.Peek: self._peek, p.Add: self._add, p.Check: self._check,
             p.CompareSet: self._compare_set, p.CompareSwap: self._compare_swap,
@@ -120,19 +129,41 @@ class Table:
     def restore(cls, data: dict[str, Any], limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Self:
         """Return a keyspace with the keys of a `snapshot`."""
         space = cls(limit_bytes)
-        space._change = data["change"]
-        space._forgotten = data["forgotten"]
+        space.resume(data["change"], data["forgotten"])
         space._deleted = dict(data["deleted"])
         for key, version, value in data["values"]:
-            space._values[key] = value
-            space._versions[key] = version
-            space._bytes += len(key) + ENTRY_BYTES + len(value)
+            space.put_back(key, version, value)
         for key, version, values in data["queues"]:
-            space._values[key] = deque(values)
-            space._versions[key] = version
-            sizes = sum(len(value) + ENTRY_BYTES for value in values)
-            space._bytes += len(key) + ENTRY_BYTES + sizes
+            space.put_back(key, version, deque(values))
         return space
+
+    def resume(self, change: int, forgotten: int) -> None:
+        """Go on counting from the `changes` of a store that was; to be called first.
+
+        `forgotten`: the newest version of a deleted key that is not known any more.
+        """
+        self._change, self._forgotten = change, forgotten
+
+    def put_back(self, key: str, version: int, value: bytes | deque[bytes], first: int = 0) -> None:
+        """Put a key of a store that was in its place; limits are not asked, nobody is told."""
+        self._values[key], self._versions[key] = value, version
+        size = len(value)
+        if isinstance(value, deque):
+            self._first[key] = first
+            size = sum(len(each) + ENTRY_BYTES for each in value)
+        self._bytes += len(key) + ENTRY_BYTES + size
+
+    def entry(self, key: str) -> tuple[int, bytes | deque[bytes], int] | None:
+        """Return a key's version, value and number of its first value, as `put_back` takes them.
+
+        None: there is no such key.
+        """
+        value = self._values.get(key)
+        return None if value is None else (self._versions[key], value, self._first.get(key, 0))
+
+    def names(self) -> list[str]:
+        """Return all keys."""
+        return list(self._values)
 
     # -- keys and room --------------------------------------------------------------------
 
@@ -153,7 +184,7 @@ class Table:
         if total > self._limit_bytes and growth > 0:
             raise StoreLimitError(
                 f"key {key!r}: would bring the store to {total} bytes, over its limit of "
-                f"{self._limit_bytes} (setting: limit_bytes)"
+                f"{self._limit_bytes} (setting: limit_bytes; of a server: store_limit)"
             )
         self._bytes = total
 
@@ -189,6 +220,8 @@ class Table:
             self._deleted.pop(key, None)
         if key in self._waited:
             self._touched[key] = None
+        if self.unsaved is not None:
+            self.unsaved[key] = None
 
     def _drop(self, key: str) -> bool:
         value = self._values.pop(key, None)
@@ -196,6 +229,7 @@ class Table:
             return False
         size = len(value)
         if isinstance(value, deque):
+            del self._first[key]
             size = sum(len(each) + ENTRY_BYTES for each in value)
         self._bytes -= len(key) + ENTRY_BYTES + size
         self._changed(key)
@@ -290,7 +324,7 @@ class Table:
         if queue is None:
             self._check_new(key)
             self._take_room(key, len(key) + len(value) + 2 * ENTRY_BYTES)
-            self._values[key] = deque((value,))
+            self._values[key], self._first[key] = deque((value,)), self._change
         else:
             self._take_room(key, len(value) + ENTRY_BYTES)
             queue.append(value)
@@ -301,6 +335,7 @@ class Table:
             self._drop(key)
             return queue[0]
         value = queue.popleft()
+        self._first[key] += 1
         self._bytes -= len(value) + ENTRY_BYTES
         self._changed(key)
         return value
@@ -332,6 +367,7 @@ class Table:
         value = self._values.get(key)
         length = len(value) if isinstance(value, deque) else 0
         version, deleted = self._versions.get(key), self._deleted.get(key)
+        first = self._first.get(key)
 
         def restore() -> None:
             # A pipeline only pushes, so a queue is as it was once its new tail is off.
@@ -341,6 +377,7 @@ class Table:
                 (self._values, value),
                 (self._versions, version),
                 (self._deleted, deleted),
+                (self._first, first),
             )
             for table, entry in entries:
                 if entry is None:

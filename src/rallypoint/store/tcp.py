@@ -30,38 +30,22 @@ from rallypoint.errors import (
     StoreError,
     StoreLimitError,
     StoreTimeoutError,
-    StoreValueError,
 )
 from rallypoint.store import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
+from rallypoint.store.failures import error_of
 from rallypoint.store.hosting import HostedServer, start_for_store
 from rallypoint.store.link import Link, NotOurProtocolError, Target, goodbye_error, open_link
+from rallypoint.store.places import servers
+from rallypoint.store.slot import Slot
 from rallypoint.store.tls import TLS, read_tls
 from rallypoint.store.token import read_token
 
 ANSWER_MARGIN_SECONDS = 10.0  # beyond the call's own limit, for a server that is held up
 BYE_SECONDS = 1.0  # what `close` waits for a frame that is being sent
-LOOK_SECONDS = 5.0  # how often a blocked leader looks at its deadline
-_decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure | p.Goodbye)
-_ERRORS: dict[str, type[StoreError]] = {
-    p.FAIL_TIMEOUT: StoreTimeoutError,
-    p.FAIL_VALUE: StoreValueError,
-    p.FAIL_LIMIT: StoreLimitError,
-    p.FAIL_DENIED: AuthenticationError,
-}
-
-
-class _Slot:
-    """A call under way: its request, its waiting thread and, once there, its answer."""
-
-    __slots__ = ("answer", "deadline", "leads", "request", "woken")
-
-    def __init__(self, request: p.StoreRequest, deadline: Deadline) -> None:
-        self.request = request
-        self.deadline = deadline
-        self.answer: p.Reply | p.Failure | StoreConnectionError | None = None
-        self.woken: threading.Lock | None = None
-        self.leads = False
+LOOK_SECONDS = 3.0  # how often a blocked leader looks at its deadline, and for signs of life
+_BEAT = p.frame(p.Beat())
+_decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure | p.Goodbye | p.Beat)
 
 
 class TCPStore(Store):
@@ -69,11 +53,11 @@ class TCPStore(Store):
 
     Args:
         host_name: the server's name or address; with `is_master`, the address to listen on.
+            A list with commas ("a:29400,b:29400") names servers of which one leads.
         port: its port; with `is_master`, 0 picks one (see `port` afterwards).
-        world_size: wait until so many clients have come, when given.
+        world_size: wait until so many clients have come, unless not `wait_for_workers`.
         is_master: start the server in this process.
         timeout: limit of calls that name none, and of connecting: seconds or timedelta.
-        wait_for_workers: with `world_size`, whether to wait for it.
         run: run id whose store this is; "" is a store of its own, outside of runs.
         token: shared secret; else RALLYPOINT_TOKEN_FILE or RALLYPOINT_TOKEN.
         tls: files for TLS; else RALLYPOINT_TLS_CA and so on (see tls.py).
@@ -105,18 +89,24 @@ class TCPStore(Store):
         if not 0 < port < 65536:
             raise ParameterError(f"port={port}: must be 1 to 65535 (0 only with is_master)")
         try:
-            self._connect(Target(host_name, port, run, secret, tls=files))
+            self._connect(Target.at(servers(host_name, port), run, secret, files))
             if world_size is not None and wait_for_workers:
                 self._wait_for_workers(world_size)
         except BaseException:
             self._release()
             raise
 
+    @classmethod
+    def at(cls, target: Target, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS) -> "TCPStore":
+        """Return a client of the store that a target names; see the constructor."""
+        store = cls.__new__(cls)
+        store._timeout_seconds, store.server = seconds(timeout), None
+        store._connect(target)
+        return store
+
     def _release(self) -> None:
-        """Free what a constructor that fails has taken so far."""
-        link = self.__dict__.get("_link")
-        if link is not None:
-            link.close()
+        if "_link" in self.__dict__:
+            self._link.close()
         if self.server is not None:
             self.server.stop()
 
@@ -126,11 +116,11 @@ class TCPStore(Store):
         self._pid = os.getpid()
         self._lock = threading.Lock()  # ids, slots, and who leads; never held while waiting
         self._sending = threading.Lock()  # one frame after the other
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._acked: list[int] = []  # answered while an older call still waits
         self._last_id = 0
-        self._leading = False
-        self._closed = False
+        self._leading = self._closed = False
+        self._asked_in: Link | None = None  # which owes us a sign of life
         self._link = self._open(Deadline(self._timeout_seconds))
 
     def _open(self, deadline: Deadline) -> Link:
@@ -157,16 +147,12 @@ class TCPStore(Store):
 
     def clone(self) -> "TCPStore":
         """Return another client of the same store, with a connection of its own."""
-        twin = TCPStore.__new__(TCPStore)
-        twin._timeout_seconds = self._timeout_seconds
-        twin.server = None
-        twin._connect(self.target.another())
-        return twin
+        return TCPStore.at(self.target.another(), self._timeout_seconds)
 
     def close(self) -> None:
-        """End the connection, and the server if this store started it.
+        """End the connection, and the server if this store started it; calls under way fail.
 
-        Calls under way fail. After a fork only this process's copy of the connection is freed.
+        After a fork only this process's copy of the connection is freed.
         """
         if self._pid != os.getpid():
             self._link.abandon()
@@ -191,25 +177,19 @@ class TCPStore(Store):
     def _call(self, request: p.StoreRequest, timeout: float) -> Any:
         if self._pid != os.getpid():
             raise self._unusable()
-        slot = _Slot(request, Deadline(timeout + ANSWER_MARGIN_SECONDS))
+        slot = Slot(request, timeout + ANSWER_MARGIN_SECONDS)
         with self._lock:
             if self._closed:
                 raise self._unusable()
-            call_id = self._last_id = self._last_id + 1
-            self._slots[call_id] = slot
-            link, data = self._link, self._frame(call_id, slot)
+            slot.id = self._last_id = self._last_id + 1
+            self._slots[slot.id] = slot
+            link, data = self._link, self._frame(slot)
+            if len(self._slots) == 1:  # alone: no answer is under way that somebody must read
+                self._leading = slot.leads = True
         try:
             self._send(link, data, slot)
-            with self._lock:
-                if slot.answer is None:
-                    if self._leading:
-                        slot.woken = threading.Lock()
-                        slot.woken.acquire()
-                    else:
-                        self._leading = slot.leads = True
-            if slot.woken is not None:
-                limit = min(slot.deadline.remaining(), threading.TIMEOUT_MAX)
-                slot.woken.acquire(timeout=limit)
+            if not slot.leads:
+                self._line_up(slot)
             if slot.leads:
                 self._lead(slot)
         except BaseException as error:
@@ -218,23 +198,36 @@ class TCPStore(Store):
             raise
         finally:
             with self._lock:
-                self._end(call_id, slot)
+                self._end(slot)
         return self._result(slot, timeout)
 
-    def _frame(self, call_id: int, slot: _Slot) -> bytes:
+    def _line_up(self, slot: Slot) -> None:
+        """Lead, or wait until who leads has the answer or passes the lead on."""
+        with self._lock:
+            if slot.answer is not None:
+                return
+            if not self._leading:
+                self._leading = slot.leads = True
+                return
+            slot.woken = threading.Lock()
+            slot.woken.acquire()
+        slot.woken.acquire(timeout=min(slot.remaining(), threading.TIMEOUT_MAX))
+
+    def _frame(self, slot: Slot) -> bytes:
         """Return a new call as a frame; `_slots` holds it already."""
-        low = next(iter(self._slots))
-        acked, self._acked = tuple(self._acked), []
-        data = p.frame(p.Call(call_id, low, slot.request, acked))
+        acked: tuple[int, ...] = ()
+        if self._acked:
+            acked, self._acked = tuple(self._acked), []
+        data = p.frame(p.Call(slot.id, next(iter(self._slots)), slot.request, acked))
         if len(data) <= p.FRAME_LIMIT:
             return data
-        del self._slots[call_id]
+        del self._slots[slot.id]
         raise StoreLimitError(
             f"{type(slot.request).__name__} of {len(data)} bytes is above the limit of "
             f"{p.FRAME_LIMIT} bytes a call; split the value"
         )
 
-    def _send(self, link: Link, data: bytes, slot: _Slot) -> None:
+    def _send(self, link: Link, data: bytes, slot: Slot) -> None:
         with self._sending:
             if slot.answer is None:
                 try:
@@ -242,13 +235,15 @@ class TCPStore(Store):
                 except StoreConnectionError:
                     link.interrupt()  # the reader, this thread or another, sees and reconnects
 
-    def _end(self, call_id: int, slot: _Slot) -> None:
-        del self._slots[call_id]
-        held_back = bool(self._slots) and next(iter(self._slots)) < call_id
-        if held_back and not isinstance(slot.request, p.REPEATABLE):
-            self._acked.append(call_id)
+    def _end(self, slot: Slot) -> None:
+        slots = self._slots
+        del slots[slot.id]
+        if slots and next(iter(slots)) < slot.id and not isinstance(slot.request, p.REPEATABLE):
+            self._acked.append(slot.id)  # an older call holds it back
         if slot.leads:
-            self._pass_lead()
+            self._leading = False
+            if slots:
+                self._pass_lead()
 
     def _unusable(self) -> StoreConnectionError:
         if self._closed:
@@ -258,12 +253,12 @@ class TCPStore(Store):
             "in the child, or start processes with spawn"
         )
 
-    def _result(self, slot: _Slot, timeout: float) -> Any:
+    def _result(self, slot: Slot, timeout: float) -> Any:
         answer = slot.answer
         if type(answer) is p.Reply:
             return answer.result
         if isinstance(answer, p.Failure):
-            raise _ERRORS.get(answer.code, StoreError)(answer.text)
+            raise error_of(answer)
         if isinstance(answer, StoreConnectionError):
             raise answer
         raise StoreTimeoutError(
@@ -272,20 +267,26 @@ class TCPStore(Store):
         )
 
     def _pass_lead(self) -> None:
-        self._leading = False
         for slot in self._slots.values():
             if slot.answer is None and slot.woken is not None:
                 self._leading = slot.leads = True
                 slot.woken.release()
                 return
 
-    def _lead(self, own: _Slot) -> None:
+    def _lead(self, own: Slot) -> None:
         """Read and hand out answers until one's own has come."""
-        while own.answer is None and not own.deadline.expired():
+        while own.waits():
             link = self._link
             try:
-                for body in link.receive():
-                    self._hand_out(_decoder.decode(body))
+                bodies = link.receive()
+                if not bodies:
+                    self._ask_for_life(link)
+                for data in bodies:
+                    body = _decoder.decode(data)
+                    if type(body) is p.Reply and body.id == own.id:
+                        own.answer, self._asked_in = body, None
+                    else:
+                        self._hand_out(body)
             except NotOurProtocolError as error:  # sent again, it would end in the same way
                 self._fail_all(error)
                 link.close()
@@ -294,7 +295,22 @@ class TCPStore(Store):
             except msgspec.DecodeError as error:
                 self._reconnect(own, StoreConnectionError(f"{self.target.where}: {error}"))
 
-    def _hand_out(self, body: p.Reply | p.Failure | p.Goodbye) -> None:
+    def _ask_for_life(self, link: Link) -> None:
+        """Of several servers another one may lead by now: leave one that says nothing."""
+        if self._asked_in is link:
+            self.target.route.failed(link.place)
+            raise StoreConnectionError(f"the server at {link.where} says nothing")
+        if self.target.route.several and self._sending.acquire(blocking=False):
+            self._asked_in = link  # else somebody sends just now, or tries to
+            try:
+                link.send(_BEAT)
+            finally:
+                self._sending.release()
+
+    def _hand_out(self, body: p.Reply | p.Failure | p.Goodbye | p.Beat) -> None:
+        self._asked_in = None
+        if isinstance(body, p.Beat):
+            return
         if isinstance(body, p.Goodbye):
             raise goodbye_error(self.target.where, body)
         with self._lock:
@@ -303,7 +319,7 @@ class TCPStore(Store):
                 self._answer(slot, body)
 
     @staticmethod
-    def _answer(slot: _Slot, answer: p.Reply | p.Failure | StoreConnectionError) -> None:
+    def _answer(slot: Slot, answer: p.Reply | p.Failure | StoreConnectionError) -> None:
         if slot.answer is not None:
             return  # the same answer to a call that was sent again
         slot.answer = answer
@@ -317,7 +333,7 @@ class TCPStore(Store):
 
     # -- after a cut ----------------------------------------------------------------------
 
-    def _reconnect(self, own: _Slot, error: StoreConnectionError) -> None:
+    def _reconnect(self, own: Slot, error: StoreConnectionError) -> None:
         """Connect again and send what was not answered; or fail the calls in doubt."""
         while own.answer is None:
             before = self._link.welcome
@@ -327,7 +343,7 @@ class TCPStore(Store):
                 if link is None:
                     return
                 now = link.welcome
-                known = now.resumed and (now.epoch, now.record) == (before.epoch, before.record)
+                known = now.resumed and (now.since, now.record) == (before.since, before.record)
                 for body in self._send_again(link, known, own, error):
                     self._hand_out(_decoder.decode(body))
             except (NotOurProtocolError, AuthenticationError) as failure:
@@ -339,29 +355,27 @@ class TCPStore(Store):
             else:
                 return
 
-    def _reopen(self, own: _Slot) -> Link | None:
+    def _reopen(self, own: Slot) -> Link | None:
         link = None
         if not self._closed:
             try:
-                link = self._open(own.deadline)
+                link = self._open(Deadline(own.remaining()))
             except (NotOurProtocolError, AuthenticationError):
                 raise
             except StoreConnectionError as failure:
                 own.answer = failure
                 return None
-        if self._is_closed():  # before, or meanwhile
+        with self._lock:
+            closed = self._closed  # before, or meanwhile
+        if closed:
             if link is not None:
                 link.close()
             own.answer = self._unusable()
             return None
         return link
 
-    def _is_closed(self) -> bool:
-        with self._lock:
-            return self._closed
-
     def _send_again(
-        self, link: Link, known: bool, own: _Slot, error: StoreConnectionError
+        self, link: Link, known: bool, own: Slot, error: StoreConnectionError
     ) -> list[bytes]:
         """Make it the link, and send the calls under way; return what was answered meanwhile."""
         with self._sending:
@@ -373,21 +387,14 @@ class TCPStore(Store):
                     if slot.answer is not None:
                         continue
                     if known or isinstance(slot.request, p.REPEATABLE):
-                        again.append(p.frame(p.Call(call_id, low, _remaining(slot))))
+                        left = max(0.0, slot.remaining() - ANSWER_MARGIN_SECONDS)
+                        again.append(p.frame(p.Call(call_id, low, p.within(slot.request, left))))
                     else:
                         self._answer(slot, self._in_doubt(slot, error))
-            return link.send_reading(again, own.deadline)
+            return link.send_reading(again, Deadline(own.remaining()))
 
-    def _in_doubt(self, slot: _Slot, error: StoreConnectionError) -> StoreConnectionError:
+    def _in_doubt(self, slot: Slot, error: StoreConnectionError) -> StoreConnectionError:
         return StoreConnectionError(
             f"{error}; the server that answers at {self.target.where} now does not know this "
             f"client: whether {type(slot.request).__name__} took effect is not known"
         )
-
-
-def _remaining(slot: _Slot) -> p.StoreRequest:
-    request = slot.request
-    if isinstance(request, (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)):
-        left = max(0.0, slot.deadline.remaining() - ANSWER_MARGIN_SECONDS)
-        return msgspec.structs.replace(request, timeout=left)
-    return request

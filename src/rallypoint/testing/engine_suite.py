@@ -48,6 +48,12 @@ class EngineSuite(ABC):
         assert found == {"a": Entry(version, b"1"), "b": Entry(version, bytes(range(256)))}
         assert engine.read([], self.limit()) == {}
 
+    def test_it_says_what_it_is(self) -> None:
+        """One line for people, without a secret; of an engine that was never written to, too."""
+        about = self.make_engine().about(self.limit())
+        assert about.strip()
+        assert len(about.splitlines()) == 1
+
     def test_a_commit_is_all_or_nothing(self) -> None:
         """One key that is not as expected, though not changed itself, refuses everything."""
         engine = self.make_engine()

@@ -4,6 +4,7 @@ Every answer is made of the documents of `rendezvous.status`; the page is one HT
 script and one style sheet of the package, and fills itself from `/api/v1/events`.
 """
 
+import asyncio
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rallypoint.rendezvous.status import SCHEMA, RunStatus, Status, run_status
+from rallypoint.server.peer import Owners, may_talk, refusal
 from rallypoint.server.server import Server
 from rallypoint.web.feed import Feed
 from rallypoint.web.guard import COOKIE, COOKIE_SECONDS, HEADERS, Guard
@@ -30,13 +32,20 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 OPEN_PATHS = ("/login", "/static/style.css", "/static/icon.svg", "/static/theme.js", "/healthz")
 VIEWERS_LIMIT = 64
 LOGIN_BYTES = 4096
+NOT_KNOWN = 421
 
 
 class Doors:
-    """Asks the guard before anything else, and puts the headers on every answer."""
+    """Asks the guard before anything else, and puts the headers on every answer.
 
-    def __init__(self, app: ASGIApp, guard: Guard) -> None:
-        self._app, self._guard = app, guard
+    Args:
+        app: answers those who may ask.
+        guard: decides by their headers.
+        owners: on loopback, tells whose process asks: this user's and root's may without a token.
+    """
+
+    def __init__(self, app: ASGIApp, guard: Guard, owners: Owners | None = None) -> None:
+        self._app, self._guard, self._owners = app, guard, owners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -51,20 +60,40 @@ class Doors:
             await send(message)
 
         answer = self._refusal(scope["path"], Headers(scope=scope))
+        if answer is not None and answer.status_code != NOT_KNOWN and await self._is_own(scope):
+            answer = None
         app = self._app if answer is None else answer
         await app(scope, receive, send_with_headers)
 
     def _refusal(self, path: str, headers: Headers) -> Response | None:
         if not self._guard.knows_host(headers.get("host", "")):
             text = "this server is not known by that name (serve --http-name NAME allows one)\n"
-            return PlainTextResponse(text, 421)
+            return PlainTextResponse(text, NOT_KNOWN)
         shown = headers.get("authorization", ""), headers.get("cookie", "")
-        if path in OPEN_PATHS or self._guard.may_look(*shown):
+        if path in OPEN_PATHS:
+            return None
+        if self._owners is not None and not self._guard.asks_token:
+            return PlainTextResponse(refusal(None, "another user's process") + "\n", 403)
+        if self._guard.may_look(*shown):
             return None
         if "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
         text = "show the server's token: Authorization: Bearer TOKEN\n"
         return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
+
+    async def _is_own(self, scope: Scope) -> bool:
+        """Return whether this user or root asks, which needs no token."""
+        peer, own = scope.get("client"), scope.get("server")
+        if self._owners is None or peer is None or own is None:
+            return False
+        found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+        def told(uid: int | None) -> None:
+            if not found.done():  # who asked may be gone
+                found.set_result(uid)
+
+        self._owners.ask(tuple(peer), tuple(own), told)
+        return may_talk(await found)
 
 
 class Pages:
@@ -190,7 +219,8 @@ def _file(name: str) -> Response:
     return Response(path.read_bytes(), media_type=TYPES[suffix])
 
 
-def make_app(server: Server, guard: Guard) -> tuple[Starlette, Feed]:
+def make_app(server: Server, guard: Guard, owners: Owners | None = None) -> tuple[Starlette, Feed]:
     """Return the application and its feed, which must be ended before the server is."""
     pages = Pages(server, guard)
-    return Starlette(routes=pages.routes(), middleware=[Middleware(Doors, guard=guard)]), pages.feed
+    doors = Middleware(Doors, guard=guard, owners=owners)
+    return Starlette(routes=pages.routes(), middleware=[doors]), pages.feed

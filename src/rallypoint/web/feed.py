@@ -54,7 +54,8 @@ class Feed:
         try:
             told: object = None
             members, run_at = 0, float("-inf")
-            while not self._over:
+            keyring = self._server.keyring  # who looks on once tokens change proves it again
+            while not self._over and self._server.keyring is keyring:
                 wake.clear()
                 now = self._server.loop.time()
                 yield event("server", self._server.status())

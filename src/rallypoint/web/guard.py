@@ -1,7 +1,8 @@
 """Who may look: the token off loopback, the Host header, and what the page may do.
 
-* Off loopback each request but the login form carries the server's token, as a bearer or as
-  the cookie that the form gives. The cookie holds a MAC of the token, not the token.
+* Each request but the login form carries the server's token, as a bearer or as the cookie that
+  the form gives. The cookie holds a MAC of the token, not the token. On loopback the processes
+  of the server's own user and of root need none (see `server.peer`).
 * A page of another site that makes its own name point to this machine (DNS rebinding) still
   sends its own name as Host: names that are not this machine's are refused. An IP address
   cannot be rebound, so any is taken.
@@ -44,6 +45,11 @@ class Guard:
         self._keys = keys
         own = socket.gethostname().lower()
         self._names = {"localhost", own, *(name.lower() for name in names)}
+
+    @property
+    def asks_token(self) -> bool:
+        """Whether there is a token to show."""
+        return bool(self._keys())
 
     @property
     def cookie(self) -> str:

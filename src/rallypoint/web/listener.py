@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from rallypoint.server.options import is_loopback
+from rallypoint.server.peer import find_owners
 from rallypoint.server.server import Server
 from rallypoint.store.keyring import Keyring
 from rallypoint.web.app import make_app
@@ -26,10 +27,10 @@ class _Quiet(uvicorn.Server):
 
 
 class Listener:
-    """The page of a server: open and plain on loopback, else as guarded as the server.
+    """The page of a server: plain on loopback and open to its user, else guarded as the server.
 
     Args:
-        server: whose runs are shown; its tokens are asked for off loopback.
+        server: whose runs are shown; its tokens are asked for.
         sockets: bound sockets to listen on (see `server.bind`).
         names: further names by which this machine may be called.
     """
@@ -39,8 +40,11 @@ class Listener:
     ) -> None:
         local = all(is_loopback(str(sock.getsockname()[0])) for sock in sockets)
         nobody = Keyring(b"")
-        guard = Guard(lambda: nobody if local else server.keyring, names)
-        app, self._feed = make_app(server, guard)
+        asks = local and not server.options.insecure
+        self._owners = find_owners(server.loop, sockets[0]) if asks else None
+        is_open = local and self._owners is None
+        guard = Guard(lambda: nobody if is_open else server.keyring, names)
+        app, self._feed = make_app(server, guard, self._owners)
         tls = server.options.tls
         secure = tls.for_servers and not local
         config = uvicorn.Config(
@@ -69,3 +73,5 @@ class Listener:
         self._http.should_exit = True
         if self._task is not None:
             await self._task
+        if self._owners is not None:
+            self._owners.close()

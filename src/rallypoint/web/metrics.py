@@ -52,17 +52,33 @@ class ServerCollector(Collector):
         info = GaugeMetricFamily("rallypoint_info", "Version of the server.", labels=["version"])
         info.add_metric([status.version], 1)
         yield info
+        leads = "1: leads, or is alone; 0: stands by for another server."
+        yield _gauge("rallypoint_leads", leads, float(self._server.leads))
         yield _gauge("rallypoint_uptime_seconds", "Since its start.", status.uptime_seconds)
         yield _gauge("rallypoint_connections", "Open connections.", status.connections)
         yield _counter("rallypoint_requests", "Frames taken.", status.requests)
         yield _counter("rallypoint_received_bytes", "Bytes taken.", status.bytes_in)
+        yield _counter("rallypoint_sent_bytes", "Bytes sent.", status.bytes_out)
+        yield _counter("rallypoint_faults", "Internal errors.", status.faults)
         yield _gauge("rallypoint_loop_lag_seconds", "How late the loop was.", status.lag_seconds)
         worst = status.worst_lag_seconds
         yield _gauge("rallypoint_loop_lag_worst_seconds", "The most since its start.", worst)
         yield _gauge("rallypoint_memory_bytes", "Resident memory.", status.memory_bytes)
         yield _gauge("rallypoint_store_bytes", "Bytes in all stores.", status.store_bytes)
+        yield from self._durable()
         keys = sum(len(space.clients) for space in self._server.spaces.values())
         yield _gauge("rallypoint_store_clients", "Clients of all stores.", keys)
+
+    def _durable(self) -> Iterator[Metric]:
+        keeper = self._server.keeper
+        if keeper is None:
+            return
+        scribe = keeper.scribe
+        yield _counter("rallypoint_commits", "Batches stored.", scribe.commits)
+        yield _counter("rallypoint_commit_entries", "Entries written.", scribe.entries)
+        yield _counter("rallypoint_commit_seconds", "Time of all commits.", scribe.commit_seconds)
+        full = "Whether nothing can be stored for want of room."
+        yield _gauge("rallypoint_journal_full", full, float(bool(scribe.trouble)))
 
     def _totals(self) -> Iterator[Metric]:
         tally = self._server.tally
@@ -108,8 +124,12 @@ class ServerCollector(Collector):
         restarts = GaugeMetricFamily(
             "rallypoint_run_restarts", "Failure budget used.", labels=labels
         )
+        kept_out = GaugeMetricFamily("rallypoint_run_exclusions", "Kept out.", labels=labels)
+        notices = GaugeMetricFamily("rallypoint_run_notices", "Nodes to leave.", labels=labels)
         for run in open_runs:
             name = run.state.run_id
+            kept_out.add_metric([name], len(run.state.exclusions))
+            notices.add_metric([name], len(run.state.notices))
             number.add_metric([name], round_number(run.state.phase))
             restarts.add_metric([name], run.state.restarts)
             at = run.chronicle.phase_at
@@ -117,7 +137,7 @@ class ServerCollector(Collector):
                 since.add_metric([name, explain.phase_name(run.state)], now - at)
             for place in PLACES:
                 members.add_metric([name, place.removesuffix("s")], _count(run, place))
-        yield from (number, since, members, restarts)
+        yield from (number, since, members, restarts, kept_out, notices)
 
 
 def _count(run: RunHost, place: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integrations.agents import HERE, Job, until
+from tests.integrations.agents import HERE, TORCHRUN, Job, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 TOLD_SECONDS = 15.0  # a killed agent is known in about 1 s; the machine may be busy
@@ -221,3 +221,21 @@ def test_fifty_starts_in_a_row(new_job: NewJob) -> None:
     ends = [agent.communicate(timeout=250) for agent in agents]
     assert ends == [("all started\n", "")] * 2
     assert [agent.returncode for agent in agents] == [0, 0]
+
+
+@pytest.mark.timeout(600)  # 1.6 s each on two idle cores, most of it for importing torch
+def test_fifty_times_two_launchers_in_a_row(new_job: NewJob) -> None:
+    """Real torchrun processes, on one port: each start hosts where the one before has ended."""
+    port, ends = new_job("2").port, []
+    command = [sys.executable, "-m", TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--rdzv-backend", "rallypoint", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    for number in range(50):
+        agents = [
+            subprocess.Popen(
+                [*command, "--rdzv-id", f"start-{number}", "--no-python", "echo", str(number)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        ends += [(*agent.communicate(timeout=60), agent.returncode) for agent in agents]
+    assert ends == [(f"{number // 2}\n", "", 0) for number in range(100)]

@@ -4,23 +4,37 @@ The rules of coming and going are in test_membership.py, those of sealing in tes
 """
 
 import pytest
-from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
+from tests.rendezvous.core.builders import Drive, a_failure, a_node, a_settings, sealed
 
-from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds, timers
+from rallypoint.rendezvous.core.advance import Step, advance, broken, timer_seconds, timers
 from rallypoint.rendezvous.core.events import (
     Beat,
     Close,
     Event,
+    Exclude,
+    ExclusionOver,
     Finish,
     LastCallOver,
     Leave,
+    Notify,
     Refused,
     RejoinOver,
     ReplacementWaitOver,
     RoundOpened,
     RoundSealed,
+    RunClosed,
+    Send,
+    SteadyOver,
 )
-from rallypoint.rendezvous.core.state import Gathering, LastCall, State
+from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import (
+    Closed,
+    Gathering,
+    LastCall,
+    State,
+    Verdict,
+)
 
 
 def test_nothing_happens_without_events() -> None:
@@ -115,7 +129,49 @@ def test_e1_a_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
     assert (step.state, step.messages) == (before, ())
 
 
+def test_b1_a_steady_round_ends_a_row_of_failures() -> None:
+    run = sealed("node1", "node2", steady_seconds=7)
+    run.fail("node1")
+    run.rejoin("node1", "node2")
+    steady = SteadyOver(1, 2)
+    assert run.step.timers == (steady,)
+    assert timer_seconds(run.state, steady) == 7
+    for stale in (SteadyOver(1, 1), SteadyOver(1, 3), SteadyOver(2, 2)):
+        before = run.state
+        assert run.do(stale).state == before
+    step = run.do(steady)
+    assert (step.state.failing, step.timers) == (0, ())
+    assert step.reason.startswith("round 2 works steadily; ")
+
+
+def test_h1_exclusions_have_timers_in_every_phase() -> None:
+    run = Drive(1, 2)
+    run.do(Exclude(Aspect.SLOT, "a", "", "me", 9.0), Exclude(Aspect.SLOT, "b", "", "me"))
+    assert list(run.step.timers) == [ExclusionOver(1)]
+    assert timer_seconds(run.state, ExclusionOver(1)) == 9
+    assert timer_seconds(run.state, ExclusionOver(2)) == 0  # until it is admitted
+    assert timer_seconds(run.state, ExclusionOver(3)) == 0
+    run.join("node1")
+    assert list(run.step.timers) == [LastCallOver(1, 1, 1), ExclusionOver(1)]
+    run.close()
+    assert list(run.step.timers) == [ExclusionOver(1)]
+    assert run.do(ExclusionOver(1)).timers == ()
+
+
+def test_a_timer_of_a_run_that_nobody_opened_has_no_length() -> None:
+    assert timer_seconds(State("x"), RejoinOver(1, 1)) == 0
+
+
+def test_p1_a_notice_changes_no_round_and_starts_no_timer() -> None:
+    run = sealed("node1", "node2")
+    phase = run.state.phase
+    step = run.do(Notify("node1", "why", seconds=5.0))
+    assert (step.state.phase, step.timers) == (phase, ())
+
+
 LATE: dict[str, Event] = {
+    "steady": SteadyOver(1, 1),
+    "exclusion": ExclusionOver(1),
     "last-call": LastCallOver(1, 1, 1),
     "rejoin": RejoinOver(1, 1),
     "rejoin-next": RejoinOver(1, 2),
@@ -184,6 +240,13 @@ def test_j5_replacement_wait_holds_the_seat_and_then_ends() -> None:
     step = run.replacement_over()
     assert run.ranks() == ["node1", "node2"]
     assert step.timers == ()
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0.0, False), (0.5, True), (1.0, True)])
+def test_j5_the_shortest_replacement_wait_is_one(seconds: float, waits: bool) -> None:
+    run = sealed("node1", "node2", "node3", replacement_seconds=seconds)
+    step = run.lose("node3")
+    assert any(isinstance(timer, ReplacementWaitOver) for timer in step.timers) is waits
 
 
 def test_j5_replacement_wait_ends_early_with_a_replacement() -> None:
@@ -408,3 +471,27 @@ def test_a_reason_names_what_happened_again_but_not_twice_in_a_row() -> None:
     reason = run.do(one, two, two, one).reason
     assert reason.count("refused x1") == 2
     assert reason.count("refused x2") == 1
+
+
+def test_a_run_whose_rules_have_failed_is_closed_by_none_of_them() -> None:
+    run = sealed("n1", "n2", most=2)
+    run.join("n3")  # a spare
+    run.do(Notify("n1", "the machine goes", "admin"))
+    step = broken(run.state, "the server", "10:15", "a fault of ours")
+    assert step.state.phase == Closed(1, "the server", "10:15", "a fault of ours")
+    assert (step.state.notices, step.state.failing) == ({}, 0)
+    assert (step.state.participants, step.state.spares, step.timers) == ({}, {}, ())
+    closed = RunClosed(1, 1, "the server", "10:15", "a fault of ours", Verdict.CLOSED)
+    assert step.messages == (Send(("n1", "n2", "n3"), closed),)
+    assert step.reason == "a fault of ours"
+    assert check_state(step.state) == []
+    assert check_step(run.state, step.state, step.messages) == []
+    again = broken(step.state, "someone", "11:00", "another one")
+    assert (again.state, again.messages, again.reason) == (step.state, (), "another one")
+
+
+def test_h1_who_is_kept_out_for_failing_is_named_in_the_reason() -> None:
+    run = sealed("n1", "n2", "n3", quarantine_failures=1)
+    run.fail("n2", a_failure("n2"))
+    reason = run.rejoin("n1", "n3", "n2").reason
+    assert reason.startswith("n2 pid 2 was excluded by quarantine: ")

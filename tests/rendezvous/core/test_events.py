@@ -5,18 +5,23 @@ import pytest
 from tests.rendezvous.core.builders import Drive, a_failure, sealed
 
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Assignment,
     Beat,
     Cause,
     Close,
     Disconnected,
     Event,
+    Exclude,
+    ExclusionOver,
     Fail,
     Finish,
     LastCallOver,
     Leave,
     Lost,
     Message,
+    NoticeGiven,
+    Notify,
     Parked,
     Reconnected,
     Refusal,
@@ -26,9 +31,12 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RoundSealed,
     RunClosed,
+    SteadyOver,
     WaitingChanged,
     assignment,
 )
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import Verdict
 
 
 def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:
@@ -51,12 +59,22 @@ def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:
     )
 
 
+def test_a_run_is_closed_to_a_node_with_a_verdict() -> None:
+    closed = [RunClosed(1, 1, "", "", "", verdict).finished for verdict in Verdict]
+    refused = [Refused(Refusal.CLOSED, "", verdict=verdict).finished for verdict in Verdict]
+    assert closed == refused == [True, False, False]
+    assert not Refused(Refusal.STALE, "").finished
+
+
 EVENTS: list[Event] = [
     Drive().joining("node1", why="x", new_incarnation=True),
     Leave("node1", "why"),
     Finish("node1", 1, 2, "noon"),
     Fail("node1", 1, 2, a_failure()),
     Close("alice", "why"),
+    Notify("node1", "spot machine", "alice", 25.0),
+    Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice", 60.0, "noon"),
+    Admit(Aspect.SLOT, "pod-3", "alice"),
     Beat("node1"),
     Disconnected("node1"),
     Reconnected("node1"),
@@ -64,13 +82,16 @@ EVENTS: list[Event] = [
     LastCallOver(1, 2, 3),
     RejoinOver(1, 2),
     ReplacementWaitOver(1, 2),
+    SteadyOver(1, 2),
+    ExclusionOver(3),
 ]
 MESSAGES: list[Message] = [
     RoundSealed(sealed("node1", "node2").record),
     RoundOpened(1, 2, "why", ("x",)),
     Parked(1, 2, True, "why"),
     WaitingChanged(1, 2, 3),
-    RunClosed(1, 2, "alice", "noon", "why", False, (a_failure(),)),
+    NoticeGiven(1, 2, "node1", "node1 pid 1", "spot machine", "alice", 25.0),
+    RunClosed(1, 2, "alice", "noon", "why", Verdict.BUDGET, (a_failure(),)),
     Refused(Refusal.STALE, "why"),
 ]
 

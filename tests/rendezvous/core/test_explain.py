@@ -3,8 +3,9 @@
 import pytest
 from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
 
-from rallypoint.rendezvous.core.events import Disconnected, Reconnected
+from rallypoint.rendezvous.core.events import Disconnected, Exclude, Notify, Reconnected
 from rallypoint.rendezvous.core.explain import (
+    NAMES_SHOWN,
     closed_sentence,
     describe,
     goal_of,
@@ -14,7 +15,13 @@ from rallypoint.rendezvous.core.explain import (
     phase_name,
     rows,
 )
-from rallypoint.rendezvous.core.state import Closed, Member, State
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import (
+    Closed,
+    Member,
+    State,
+    Verdict,
+)
 
 
 def members(*names_: str) -> list[Member]:
@@ -47,7 +54,7 @@ def test_gathering_says_how_many_are_missing() -> None:
     [
         (Closed(1, "alice", "noon", "enough"), "run 'x' was closed at noon by alice: enough"),
         (Closed(1, "alice", "", "enough"), "run 'x' was closed by alice: enough"),
-        (Closed(1, "n1", "noon", "all", True), "run 'x' finished at noon by n1: all"),
+        (Closed(1, "n1", "noon", "all", Verdict.FINISHED), "run 'x' finished at noon by n1: all"),
     ],
 )
 def test_closed_says_who_when_and_why(phase: Closed, sentence: str) -> None:
@@ -79,6 +86,38 @@ def test_a_cut_connection_is_what_is_waited_for() -> None:
     )
     run.do(Reconnected("node1"))
     assert describe(run.state).endswith("; last call for up to 1 more (last_call=30 s)")
+
+
+def test_a_last_call_and_a_wait_for_a_replacement_are_told() -> None:
+    run = Drive(1, 3, replacement_seconds=5)
+    run.join("node1")
+    assert describe(run.state).endswith("; last call for up to 2 more (last_call=30 s)")
+    run.join("node2")
+    run.last_call_over()
+    run.lose("node2")
+    run.rejoin("node1")
+    assert describe(run.state).endswith("; waiting for a replacement (replacement_wait=5)")
+
+
+def test_those_who_have_finished_are_not_waited_for() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.finish("node1")
+    run.lose("node2")
+    run.rejoin("node3")
+    assert "; 1 have finished and will not come again" in describe(run.state)
+
+
+def test_who_will_leave_and_who_is_kept_out_are_told_in_few_words() -> None:
+    run = sealed("node1", "node2", "node3", least=1)
+    run.do(Notify("node2", "spot machine", seconds=25.0))
+    run.do(Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
+    news = "; node2 pid 2 will leave: spot machine; kept out: slot pod-3 (by alice)"
+    assert describe(run.state) == f"round 1 is at work with 3 nodes{news}"
+    run.lose("node3")
+    assert describe(run.state).endswith(" (rejoin_timeout=60 s); kept out: slot pod-3 (by alice)")
+    for number in range(NAMES_SHOWN):
+        run.do(Exclude(Aspect.SLOT, f"s{number}", "", "bob"))
+    assert describe(run.state).endswith("slot s2 (by bob), slot s3 (by bob)")
 
 
 def test_phase_names() -> None:

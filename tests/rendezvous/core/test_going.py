@@ -1,7 +1,4 @@
-"""Going, rule by rule (L1 to L3, E1): leaves, losses, cut connections, fences.
-
-With test_working.py and test_membership.py this covers core/membership.py.
-"""
+"""Going, rule by rule (L1 to L3, E1): leaves, losses, cut connections, fences."""
 
 import pytest
 from tests.rendezvous.core.builders import Drive, a_settings, refusal, sealed, unchanged
@@ -13,16 +10,51 @@ from rallypoint.rendezvous.core.events import (
     Event,
     Leave,
     Lost,
+    Notify,
     Reconnected,
     Refusal,
     Refused,
     RoundOpened,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import (
-    Gathering,
-    find,
-)
+from rallypoint.rendezvous.core.marks import Aspect, Strike
+from rallypoint.rendezvous.core.state import Gathering, find
+
+# -- B1, H1: failures that a loss explains ----------------------------------------------
+
+
+def test_b1_h1_failures_are_not_counted_for_workers_that_lost_a_peer() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.fail("node1")
+    run.rejoin("node1", "node2", "node3")
+    run.fail("node1")
+    counted = (run.state.restarts, run.state.failing, len(run.state.strikes))
+    assert counted == (2, 2, 2)
+    run.lose("node3")
+    assert (run.state.restarts, run.state.failing) == (1, 1)
+    assert run.state.strikes == (Strike(Aspect.ADDRESS, "node1", 1),)
+    run.lose("node2")  # given back once
+    assert (run.state.restarts, run.state.failing, len(run.state.strikes)) == (1, 1, 1)
+
+
+def test_p1_whoever_goes_takes_its_notice_along_without_a_new_round_too() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3")
+    run.do(Notify("node3", "spot machine"))
+    run.leave("node3")
+    assert (run.phase, run.number, run.state.notices) == ("Sealed", 1, {})
+    run.lose("node2")
+    run.do(Notify("node1", "spot machine"))
+    run.lose("node1")
+    assert (run.phase, run.state.notices) == ("Gathering", {})
+
+
+def test_b1_one_that_leaves_explains_nothing() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.fail("node1")
+    run.leave("node3")
+    assert (run.state.restarts, run.state.failing, len(run.state.strikes)) == (1, 1, 1)
+
 
 # -- L1, L2, L3: going --------------------------------------------------------------------
 

@@ -7,8 +7,17 @@ import pytest
 from tests.rendezvous.core.builders import Drive, a_node, sealed
 
 from rallypoint.rendezvous.core.advance import advance
-from rallypoint.rendezvous.core.events import Close, RoundSealed, Send, WaitingChanged
+from rallypoint.rendezvous.core.events import (
+    Close,
+    Exclude,
+    Finish,
+    Notify,
+    RoundSealed,
+    Send,
+    WaitingChanged,
+)
 from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.marks import Aspect, Exclusion, Notice
 from rallypoint.rendezvous.core.state import (
     FENCED_LIMIT,
     Closed,
@@ -32,6 +41,10 @@ ONE, TWO = RECORD.seats[0], RECORD.seats[1]
 EXTRA = {"x": Member(node=a_node("x", id="x"), arrival=9)}
 
 
+NOTICE = Notice("x", "x", "why", "alice")
+OUT = Exclusion(1, Aspect.NODE, "node2", "why", "alice")
+
+
 def record_with(*seats: Any, **fields: Any) -> State:
     return change(GOOD, phase=Sealed(change(RECORD, seats=seats, **fields)))
 
@@ -50,6 +63,15 @@ BROKEN_STATES: dict[str, tuple[State, str]] = {
     "spare": (change(gathering(), spares=EXTRA), "nodes wait or are spare while a round gathers"),
     "candidate": (change(GOOD, candidates=EXTRA), "there are candidates in a sealed round"),
     "call": (change(GOOD, phase=LastCall(2, 1)), "a last call runs while former participants"),
+    "gone": (change(GOOD, notices={"x": NOTICE}), "notices of nodes that have gone: ['x']"),
+    "done and noticed": (
+        change(GOOD, finished=EXTRA, notices={"x": NOTICE}),
+        "notices of nodes that have gone: ['x']",
+    ),
+    "kept out": (
+        change(GOOD, exclusions=(OUT,)),
+        "node2 is excluded and has a place: node node2 was excluded by alice",
+    ),
     "closed": (change(GOOD, phase=Closed(1, "", "", "")), "closed, but participants is not empty"),
     "ranks": (record_with(TWO, ONE), "ranks are not 0..n-1: [1, 0]"),
     "hole": (record_with(ONE, change(TWO, rank=2)), "ranks are not 0..n-1: [0, 2]"),
@@ -91,7 +113,10 @@ def test_planted_states_are_caught(state: State, sentence: str) -> None:
 
 def test_good_states_are_good() -> None:
     closed = advance(GOOD, Close("alice", "enough")).state
-    for state in (State(run_id="x"), GOOD, gathering(), closed):
+    noticed = advance(GOOD, Notify("node2", "why")).state
+    done = advance(GOOD, Finish("node2", 1, 1), Exclude(Aspect.NODE, "node2", "", "me")).state
+    assert (list(noticed.notices), list(done.finished)) == (["node2"], ["node2"])
+    for state in (State(run_id="x"), GOOD, gathering(), closed, noticed, done):
         assert check_state(state) == []
         assert check_step(state, state, ()) == []
 

@@ -15,17 +15,22 @@ from tests.rendezvous.core.builders import Drive, a_failure, a_node, a_settings
 from rallypoint.rendezvous.core.advance import advance, timers
 from rallypoint.rendezvous.core.codec import decode, encode
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Beat,
     Cause,
     Close,
     Disconnected,
     Event,
+    Exclude,
+    ExclusionOver,
     Fail,
     Finish,
     Join,
     LastCallOver,
     Leave,
     Lost,
+    NoticeGiven,
+    Notify,
     Parked,
     Reconnected,
     Refusal,
@@ -39,7 +44,10 @@ from rallypoint.rendezvous.core.events import (
     Timer,
     WaitingChanged,
 )
+from rallypoint.rendezvous.core.exclusion import covers
 from rallypoint.rendezvous.core.explain import goal_of
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.notices import standing
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
@@ -53,10 +61,11 @@ from rallypoint.rendezvous.core.state import (
     round_number,
 )
 
+SHUT_OUT = (Refusal.FENCED, Refusal.EXCLUDED)
 HOSTS = st.integers(0, 7)
 HINTS = st.none() | st.none() | st.integers(0, 4)
 KINDS = st.sampled_from(
-    ["join", "rejoin", "leave", "lost", "gone", "finish", "fail", "cut", "cut", "beat"]
+    ["join", "rejoin", "leave", "lost", "gone", "finish", "fail", "cut", "cut", "beat", "notify"]
 )
 
 
@@ -72,13 +81,17 @@ class Told:
     def __init__(self) -> None:
         self.last: Any = None
         self.count = 0
+        self.notices: set[str] = set()
 
     def hear(self, message: Any) -> None:
         if isinstance(message, WaitingChanged):
             self.count = message.count
-        elif not isinstance(message, Refused) or message.refusal is Refusal.FENCED:
+        elif isinstance(message, NoticeGiven):
+            self.notices.add(message.node)
+        elif not isinstance(message, Refused) or message.refusal in SHUT_OUT:
             self.last = message
             self.count = 0
+            self.notices = set()
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -90,9 +103,16 @@ class CoreMachine(RuleBasedStateMachine):
         wanted=st.none() | st.integers(1, 6),
         restarts=st.none() | st.integers(0, 2),
         replacement=st.sampled_from([0.0, 5.0]),
+        quarantine=st.sampled_from([0, 0, 1, 2]),
     )
     def open(
-        self, least: int, room: int, wanted: int | None, restarts: int | None, replacement: float
+        self,
+        least: int,
+        room: int,
+        wanted: int | None,
+        restarts: int | None,
+        replacement: float,
+        quarantine: int,
     ) -> None:
         self.run = Drive(
             least,
@@ -100,6 +120,7 @@ class CoreMachine(RuleBasedStateMachine):
             target_nodes=wanted,
             max_restarts=restarts,
             replacement_seconds=replacement,
+            quarantine_failures=quarantine,
         )
         self.process = dict.fromkeys(range(8), 0)
         self.told: dict[str, Told] = {}
@@ -147,6 +168,8 @@ class CoreMachine(RuleBasedStateMachine):
                 return Fail(name, incarnation, number - off, a_failure(name))
             case "cut":
                 return Reconnected(name) if stale else Disconnected(name)
+            case "notify":
+                return Notify(name, "spot machine", seconds=None if stale else 25.0)
             case _:
                 return Beat(name)
 
@@ -257,7 +280,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.state.phase.finished
 
     @precondition(lambda self: bool(timers(self.run.state)))
-    @rule(index=st.integers(0, 1))
+    @rule(index=st.integers(0, 2))
     def a_timer_ends(self, index: int) -> None:
         running = timers(self.state)
         timer = running[index % len(running)]
@@ -273,6 +296,23 @@ class CoreMachine(RuleBasedStateMachine):
             step = advance(before, timer)
             assert (step.state, step.messages) == (before, ())
 
+    @rule(host=HOSTS, aspect=st.sampled_from(Aspect), lasting=st.booleans())
+    def keep_out(self, host: int, aspect: Aspect, lasting: bool) -> None:
+        names = {
+            Aspect.NODE: self.name(host),
+            Aspect.ADDRESS: f"n{host}",
+            Aspect.SLOT: f"s{host % 4}",
+        }
+        seconds = None if lasting else 60.0
+        self.apply(Exclude(aspect, names[aspect], "bad memory", "alice", seconds))
+
+    @precondition(lambda self: bool(self.run.state.exclusions))
+    @rule(index=st.integers(0, 3))
+    def let_in_again(self, index: int) -> None:
+        out = self.state.exclusions[index % len(self.state.exclusions)]
+        self.apply(Admit(out.aspect, out.name, "alice"))
+        assert out not in self.state.exclusions
+
     @rule(chance=st.integers(0, 5))
     def close(self, chance: int) -> None:
         if chance == 0:
@@ -281,7 +321,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.run.state.phase, Closed))
     @rule(host=HOSTS)
     def reopen(self, host: int) -> None:
-        if self.name(host) not in self.state.fenced:
+        join = self.a_join(host)
+        kept_out = any(covers(out, join.node) for out in self.state.exclusions)
+        if self.name(host) not in self.state.fenced and not kept_out:
             incarnation = self.state.incarnation
             self.apply(self.a_join(host, new_incarnation=True, incarnation=incarnation, after=1))
             assert self.state.incarnation == incarnation + 1
@@ -387,6 +429,8 @@ class CoreMachine(RuleBasedStateMachine):
                     last = self.told[node].last
                     assert isinstance(last, RoundOpened), f"L1: {node} knows nothing of the round"
                     assert (last.incarnation, last.round) == (state.incarnation, phase.round)
+                    given = {notice.node for notice in standing(state, node)}
+                    assert given <= self.told[node].notices, "P1: not told"
                 self.somebody_moves_it(phase)
             case Closed():
                 assert self.run.places() == {}
@@ -404,6 +448,8 @@ class CoreMachine(RuleBasedStateMachine):
             assert isinstance(told.last, RoundSealed), f"{node} does not know of its round"
             assert told.last.record == record
             assert told.count == len(state.waiting), "N1: the count is another"
+            assert {n.node for n in standing(state, node)} <= told.notices, "P1: not told"
+        assert set(state.notices) <= {*state.participants, *state.waiting, *state.spares}
         for place in (state.waiting, state.spares):
             for node in place:
                 last = self.told[node].last
@@ -412,7 +458,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def somebody_moves_it(self, phase: Gathering | LastCall) -> None:
         """A round that gathers waits for nodes, or a timer runs; nothing else holds it up."""
-        state, running = self.state, {type(timer) for timer in timers(self.state)}
+        state = self.state
+        running = {type(timer) for timer in timers(state)} - {ExclusionOver}
         enough = state.settings is not None and len(state.candidates) >= state.settings.min_nodes
         cut = not all(m.connected for m in state.candidates.values())
         full = state.settings is not None and len(state.candidates) >= goal_of(state.settings)

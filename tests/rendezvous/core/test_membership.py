@@ -8,6 +8,7 @@ from rallypoint.rendezvous.core.events import (
     Cause,
     Disconnected,
     Event,
+    Exclude,
     Fail,
     Finish,
     Leave,
@@ -18,10 +19,35 @@ from rallypoint.rendezvous.core.events import (
     RoundSealed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import (
-    Closed,
-    Standing,
-)
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import Closed, Standing
+
+# -- L2, H1, F1: who is refused whatever it asks --------------------------------------------
+
+
+def test_l2_a_fenced_id_is_refused_before_anything_else() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.lose("node3")
+    run.close()
+    run.join("node3")
+    assert refusal(run, "node3").refusal is Refusal.FENCED
+
+
+def test_h1_one_that_is_kept_out_is_refused() -> None:
+    run = sealed("node1", "node2")
+    run.do(Exclude(Aspect.NODE, "node3", "why", "alice"))
+    before = run.state
+    run.join("node3")
+    assert refusal(run, "node3").refusal is Refusal.EXCLUDED
+    assert run.state == before
+
+
+def test_f1_one_that_has_finished_is_refused() -> None:
+    run = sealed("node1", "node2")
+    run.finish("node1")
+    run.join("node1")
+    assert refusal(run, "node1").why == "this node has finished its work in this round"
+
 
 # -- J1: joining is idempotent ------------------------------------------------------------
 
@@ -326,12 +352,15 @@ def test_c1_every_join_is_refused_with_who_when_and_why() -> None:
         refused = refusal(run, name)
         assert refused.refusal is Refusal.CLOSED
         assert refused.why == (
-            "run 'demo' was closed at 10:15 by alice: wrong data; new_incarnation opens it afresh"
+            "run 'demo' was closed at 10:15 by alice: wrong data; "
+            "new_incarnation (--new-incarnation) opens it afresh"
         )
         assert not refused.finished
         assert [f.message for f in refused.failures] == ["boom"]
     assert run.state == before
     assert run.step.reason.startswith("refused node9: run 'demo' was closed")
+    run.join("0123456789abcdef")
+    assert run.step.reason.startswith("refused 01234567: run 'demo' was closed")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +426,7 @@ def test_c7_a_finished_run_says_so_and_its_failures_are_history() -> None:
     assert refused.failures == ()
     assert refused.why == (
         "run 'demo' finished at noon by node2 pid 2: all 2 nodes of round 2 finished; "
-        "new_incarnation opens it afresh"
+        "new_incarnation (--new-incarnation) opens it afresh"
     )
 
 

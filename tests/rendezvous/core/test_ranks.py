@@ -206,6 +206,7 @@ def test_the_record_counts_workers_over_nodes_and_roles() -> None:
         ]
     )
     record = make_round(7, 3, members, 2, "because")
+    assert record.failing == 0
     assert (record.incarnation, record.number, record.restarts) == (7, 3, 2)
     assert (record.world_size, record.reason) == (6, "because")
     assert [s.rank for s in record.seats] == [0, 1, 2]

@@ -1,7 +1,7 @@
 """Opening, sealing and closing: who gets a seat (S1, S2), who is parked (N1), what is told."""
 
 import pytest
-from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed, unchanged
+from tests.rendezvous.core.builders import Drive, a_failure, a_node, a_settings, sealed, unchanged
 
 from rallypoint.rendezvous.core.codec import decode, encode
 from rallypoint.rendezvous.core.draft import Draft
@@ -34,6 +34,7 @@ from rallypoint.rendezvous.core.state import (
     Sealed,
     Standing,
     State,
+    Verdict,
 )
 
 
@@ -424,17 +425,44 @@ def test_f1_end_waiting_tells_those_who_wait_and_those_who_work() -> None:
     assert d.messages == []
 
 
+def test_b1_a_spent_budget_closes_the_run_with_the_last_failure_and_the_first_of_its_row() -> None:
+    run = sealed("node1", "node2", least=1, max_restarts=1)
+    run.fail("node1", a_failure("node1", code=3))
+    run.rejoin("node1", "node2")
+    run.fail("node2", a_failure("node2", code=4, at="noon"))
+    run.rejoin("node1")
+    assert run.phase == "Gathering"  # nothing is judged while node2 is missing
+    run.rejoin("node2")
+    why = (
+        "a worker failed and max_restarts=1 is used up: rank 0 (local 0) on node2: exit code 4 "
+        "at noon; the first of 2 such rounds in a row, round 1: rank 0 (local 0) on node1: "
+        "exit code 3"
+    )
+    assert run.state.phase == Closed(3, "node2", "noon", why, Verdict.BUDGET)
+    assert (run.state.restarts, run.state.failing) == (1, 0)
+
+
+def test_b1_the_only_failure_is_told_once() -> None:
+    run = sealed("node1", "node2", max_restarts=0)
+    run.fail("node1")
+    run.rejoin("node1", "node2")
+    assert isinstance(run.state.phase, Closed)
+    assert run.state.phase.why == (
+        "a worker failed and max_restarts=0 is used up: rank 0 (local 0) on node1: exit code 1"
+    )
+
+
 def test_c1_close_run_tells_everyone_and_only_once() -> None:
     run = sealed("node1", "node2")
     run.join("node3")
     d = draft_of(run)
-    close_run(d, "alice", "noon", "enough", finished=False)
+    close_run(d, "alice", "noon", "enough", Verdict.CLOSED)
     assert d.phase == Closed(1, "alice", "noon", "enough")
     assert d.is_empty()
     (send,) = d.messages
     assert send.to == ("node1", "node2", "node3")
-    assert send.message == RunClosed(1, 1, "alice", "noon", "enough", finished=False)
-    close_run(d, "bob", "later", "me too", finished=False)
+    assert send.message == RunClosed(1, 1, "alice", "noon", "enough", Verdict.CLOSED)
+    close_run(d, "bob", "later", "me too", Verdict.CLOSED)
     assert len(d.messages) == 1
 
 
@@ -472,3 +500,9 @@ def test_j5_the_shortest_replacement_wait_is_one() -> None:
     run.lose("n3")
     run.rejoin("n1", "n2")
     assert isinstance(run.state.phase, Gathering)
+
+
+def test_j3_a_round_of_one_is_sealed_by_the_only_node() -> None:
+    run = sealed("node1", least=1, most=1)
+    why = "the only node wanted has come; round 1 is at work with 1 node"
+    assert run.step.reason.endswith(f": {why}")

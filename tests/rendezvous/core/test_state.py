@@ -15,6 +15,7 @@ from rallypoint.rendezvous.core.state import (
     Phase,
     Sealed,
     State,
+    Verdict,
     find,
     round_number,
 )
@@ -37,6 +38,7 @@ def test_a_nodes_label(node: Node, label: str) -> None:
     ("failure", "label"),
     [
         (a_failure("n1", code=3), "rank 0 (local 0) on n1: exit code 3"),
+        (Failure("n1", 5, 1, None, "", "noon"), "rank 5 (local 1) on n1: it hung at noon"),
         (
             Failure("n1", 5, 1, None, "SIGKILL", "noon"),
             "rank 5 (local 1) on n1: signal SIGKILL at noon",
@@ -56,6 +58,11 @@ def test_round_numbers_of_the_phases() -> None:
         (Closed(5, "", "", ""), 5),
     ]
     assert [round_number(phase) for phase, _ in phases] == [n for _, n in phases]
+
+
+def test_a_closed_run_has_finished_if_that_is_the_verdict() -> None:
+    assert [Closed(1, "", "", "", verdict).finished for verdict in Verdict] == [True, False, False]
+    assert Closed(1, "", "", "").verdict is Verdict.CLOSED
 
 
 @pytest.mark.parametrize("place", PLACES)

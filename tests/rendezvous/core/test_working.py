@@ -1,13 +1,11 @@
-"""Working, rule by rule (F1, B1, E1): finishing, failing, the budget.
-
-With test_going.py and test_membership.py this covers core/membership.py.
-"""
+"""Working, rule by rule (F1, B1, E1): finishing, failing, the budget."""
 
 from typing import Any
 
 import pytest
 from tests.rendezvous.core.builders import Drive, a_failure, a_settings, refusal, sealed, unchanged
 
+from rallypoint.rendezvous.core.advance import timer_seconds
 from rallypoint.rendezvous.core.events import (
     Cause,
     Disconnected,
@@ -21,12 +19,15 @@ from rallypoint.rendezvous.core.events import (
     Refused,
     RoundOpened,
     RunClosed,
+    SteadyOver,
     WaitingChanged,
+    assignment,
 )
 from rallypoint.rendezvous.core.state import (
     FAILURES_LIMIT,
     Closed,
     Gathering,
+    Verdict,
 )
 
 # -- F1: finishing ------------------------------------------------------------------------
@@ -44,9 +45,9 @@ def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> No
     )
     step = run.finish("node2", at="noon")
     why = "all 2 nodes of round 1 finished"
-    closed = RunClosed(1, 1, "node2 pid 2", "noon", why, finished=True)
+    closed = RunClosed(1, 1, "node2 pid 2", "noon", why, Verdict.FINISHED)
     assert [run.sent(n) for n in ("node1", "node2", "spare")] == [[closed]] * 3
-    assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, finished=True)
+    assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, Verdict.FINISHED)
 
 
 def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
@@ -156,13 +157,71 @@ def test_b1_a_failing_worker_opens_a_round_and_uses_up_the_budget() -> None:
     step = run.rejoin("node2")
     why = (
         "a worker failed and max_restarts=1 is used up: "
-        "rank 0 (local 0) on node2: exit code 4 at noon"
+        "rank 0 (local 0) on node2: exit code 4 at noon; the first of 2 such rounds in a row, "
+        "round 1: rank 0 (local 0) on node1: exit code 3"
     )
-    assert step.state.phase == Closed(3, "node2", "noon", why)
+    assert step.state.phase == Closed(3, "node2", "noon", why, Verdict.BUDGET)
     assert step.state.restarts == 1
     (closed,) = run.sent("node1")
     assert isinstance(closed, RunClosed)
-    assert [f.exit_code for f in closed.failures] == [4, 5]
+    assert [f.exit_code for f in closed.failures] == [3, 4, 5]
+    assert closed.verdict is Verdict.BUDGET
+
+
+def test_b1_the_first_failure_of_a_row_is_kept_until_the_row_is_over() -> None:
+    run = sealed("node1", "node2", "node3")
+    for code in (3, 4, 5):
+        run.fail("node1", a_failure("node1", code=code))
+        run.fail("node2", a_failure("node2", code=code + 10), number=run.number - 1)
+        run.rejoin("node1", "node2", "node3")
+    assert [(f.round, f.exit_code) for f in run.state.failures] == [(1, 3), (3, 5), (3, 15)]
+    assert (run.state.failing, run.record.failing) == (3, 3)
+    run.lose("node3")  # another reason than a failure: the row is over
+    assert run.state.failing == 0
+    run.rejoin("node1", "node2")
+    assert run.record.failing == 0
+    run.fail("node1", a_failure("node1", code=6))
+    assert [(f.round, f.exit_code) for f in run.state.failures] == [(5, 6)]
+    assert run.state.failing == 1
+
+
+def test_b1_all_nodes_are_told_how_many_rounds_have_failed_in_a_row() -> None:
+    run = sealed("node1", "node2")
+    assert assignment(run.record, 0).failing == 0
+    for count in (1, 2, 3):
+        run.fail("node2")
+        run.rejoin("node1", "node2")
+        assert [assignment(run.record, rank).failing for rank in (0, 1)] == [count, count]
+
+
+def test_b1_a_round_that_works_steadily_ends_a_row() -> None:
+    run = sealed("node1", "node2", steady_seconds=7.0)
+    assert list(run.step.timers) == []
+    run.fail("node1", a_failure("node1", code=3))
+    assert SteadyOver(1, 2) not in run.step.timers
+    run.rejoin("node1", "node2")
+    assert list(run.step.timers) == [SteadyOver(1, 2)]
+    assert timer_seconds(run.state, SteadyOver(1, 2)) == 7.0
+    for late in (SteadyOver(1, 1), SteadyOver(2, 2)):
+        unchanged(run, late)
+    step = run.do(SteadyOver(1, 2))
+    assert (step.state.failing, step.timers) == (0, ())
+    assert step.reason.startswith("round 2 works steadily; ")
+    assert step.state.restarts == 1  # the budget is not refilled
+    unchanged(run, SteadyOver(1, 2))
+    run.fail("node1", a_failure("node1", code=4))
+    unchanged(run, SteadyOver(1, 3))
+    assert (run.state.failing, [f.exit_code for f in run.state.failures]) == (1, [4])
+
+
+def test_b1_a_loss_that_explains_a_failure_takes_it_from_its_row() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.fail("node1")
+    run.rejoin("node1", "node2", "node3")
+    run.fail("node1")
+    assert run.state.failing == 2
+    run.lose("node3")
+    assert (run.state.failing, run.state.restarts) == (1, 1)
 
 
 def test_b1_none_is_no_limit_and_membership_changes_cost_nothing() -> None:
@@ -245,7 +304,7 @@ def assert_closed_by_the_failure(run: Drive, number: int = 2) -> None:
         "a worker failed and max_restarts=0 is used up: "
         "rank 0 (local 0) on node1 (10.0.0.1) pid 7: exit code 5 at noon"
     )
-    assert run.state.phase == Closed(number, "node1 (10.0.0.1) pid 7", "noon", why)
+    assert run.state.phase == Closed(number, "node1 (10.0.0.1) pid 7", "noon", why, Verdict.BUDGET)
     assert (run.state.restarts, [f.exit_code for f in run.state.failures]) == (0, [5])
 
 
@@ -504,3 +563,10 @@ def test_a_join_by_itself_opens_a_run() -> None:
     step = run.do(Join(node=run.joining("solo").node, settings=a_settings(1, 1)))
     assert step.state.opened_by == "solo id solo"
     assert run.ranks() == ["solo"]
+
+
+def test_f1_a_run_of_one_node_is_finished_by_the_only_one() -> None:
+    run = sealed("node1", least=1)
+    run.finish("node1")
+    assert isinstance(run.state.phase, Closed)
+    assert run.state.phase.why == "the only node of round 1 finished"

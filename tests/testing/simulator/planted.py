@@ -14,7 +14,7 @@ import rallypoint.rendezvous.core.advance as core
 from rallypoint.agent import policy
 from rallypoint.agent.agent import events_of
 from rallypoint.rendezvous import dialogue
-from rallypoint.rendezvous.core import membership, ranks, rounds
+from rallypoint.rendezvous.core import exclusion, going, membership, ranks, rounds, working
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
     Event,
@@ -26,12 +26,13 @@ from rallypoint.rendezvous.core.events import (
     RoundSealed,
     assignment,
 )
-from rallypoint.rendezvous.core.state import Gathering, Round, Sealed
+from rallypoint.rendezvous.core.state import Gathering, Round, Sealed, Verdict
 from rallypoint.rendezvous.observer import Observer
-from rallypoint.server import connection, runs, spaces
-from rallypoint.testing.simulator import node
+from rallypoint.server import connection, ledger, runs, spaces
+from rallypoint.server.scribe import Scribe
+from rallypoint.testing.simulator import Kind, node
 from rallypoint.testing.simulator.cell import Cell
-from rallypoint.testing.simulator.server import Disk
+from rallypoint.testing.simulator.disk import SimulatedJournal, SimulatedWriter
 
 Patch = pytest.MonkeyPatch
 change = msgspec.structs.replace
@@ -45,12 +46,14 @@ class Case(NamedTuple):
         plant: puts it in place.
         shared: whether it is about worlds without a server.
         seeds: within how many seeds it must be caught.
+        about: only seeds in which one of these goes wrong are run; none: all.
     """
 
     name: str
     plant: Callable[[Patch], None]
     shared: bool = False
     seeds: int = 2000
+    about: tuple[Kind, ...] = ()
 
 
 def no_guard(patch: Patch) -> None:
@@ -80,18 +83,18 @@ def fenced_ids_are_welcome(patch: Patch) -> None:
 
 def leaving_closes(patch: Patch) -> None:
     def leave(d: Draft, e: Leave) -> None:
-        membership.leave(d, e)
+        going.leave(d, e)
         if isinstance(d.phase, Gathering) and d.round > 1:
-            rounds.close_run(d, e.node, "", "a node left", finished=False)
+            rounds.close_run(d, e.node, "", "a node left", Verdict.CLOSED)
 
     rule(patch, Leave, leave)
 
 
 def first_finish_closes(patch: Patch) -> None:
     def finish(d: Draft, e: Finish) -> None:
-        membership.finish(d, e)
+        working.finish(d, e)
         if isinstance(d.phase, Sealed) and d.phase.done:
-            rounds.close_run(d, e.node, "", "one has finished", finished=True)
+            rounds.close_run(d, e.node, "", "one has finished", Verdict.FINISHED)
 
     rule(patch, Finish, finish)
 
@@ -104,8 +107,8 @@ def late_timers_count(patch: Patch) -> None:
 
     def rejoin_over(d: Draft, e: RejoinOver) -> None:
         if isinstance(d.phase, Gathering):
-            for late in list(d.participants):
-                membership.lose(d, late, "did not join in time")
+            for late in list(d.participants.values()):
+                going.lose(d, late.node, "did not join in time")
 
     patch.setattr(runs.RunHost, "_set_timers", set_timers)
     rule(patch, RejoinOver, rejoin_over)
@@ -150,11 +153,41 @@ def gaps_count_as_silence(patch: Patch) -> None:
 
 
 def told_before_stored(patch: Patch) -> None:
-    def write(self: Disk, data: bytes) -> None:
-        self._written, before = data, self._written
-        self._synced = before
+    patch.setattr(Scribe, "hold", lambda self, reader, data: reader.release(data))
 
-    patch.setattr(Disk, "write", write)
+
+def readers_do_not_wait(patch: Patch) -> None:
+    def hold(self: Scribe, reader: Any, data: bytes) -> None:
+        if self._marked or self._gathered:
+            self._gathered.append((reader, data))
+        else:
+            reader.release(data)
+
+    patch.setattr(Scribe, "hold", hold)
+
+
+def disks_are_not_synced(patch: Patch) -> None:
+    def sync(self: SimulatedWriter, done: Any) -> None:
+        self._process.soon(done, None)
+
+    patch.setattr(SimulatedWriter, "_sync", sync)
+
+
+def two_leaders_without_a_fence(patch: Patch) -> None:
+    patch.setattr(SimulatedJournal, "leads", True)
+    patch.setattr(SimulatedJournal, "may_answer", lambda self: True)
+
+
+def results_are_not_stored(patch: Patch) -> None:
+    kept = ledger._kept
+
+    def bare(client: Any) -> bytes | None:
+        if client is None:
+            return None
+        twin = spaces.Client(client.since, client.record)
+        return kept(twin)
+
+    patch.setattr(ledger, "_kept", bare)
 
 
 def blind_writes(patch: Patch) -> None:
@@ -201,7 +234,7 @@ def fenced_nodes_work_on(patch: Patch) -> None:
     patch.setattr(
         node,
         "events_of",
-        lambda view, before: [e for e in events_of(view, before) if type(e).__name__ != "Fenced"],
+        lambda *given: [e for e in events_of(*given) if type(e).__name__ != "Fenced"],
     )
 
 
@@ -215,7 +248,15 @@ def newcomers_first(patch: Patch) -> None:
 
 
 def no_budget(patch: Patch) -> None:
-    patch.setattr(rounds, "_is_spent", lambda d, settings: False)
+    patch.setattr(rounds, "is_spent", lambda d, settings: False)
+
+
+def nobody_is_put_out(patch: Patch) -> None:
+    patch.setattr(exclusion, "_put_out", lambda d, member, out: None)
+
+
+def who_is_kept_out_comes_in(patch: Patch) -> None:
+    patch.setattr(exclusion, "bars", lambda d, node: False)
 
 
 def round_numbers_stay(patch: Patch) -> None:
@@ -251,12 +292,21 @@ CASES = [
     Case("F1: the first finish closes the run", first_finish_closes),
     Case("E1: a timer that is too late counts", late_timers_count),
     Case("E1: a sealed round changes when it is told again", the_answer_changes),
-    Case("E1: what an old connection says counts", old_connections_count, seeds=6000),
+    Case(
+        "E1: what an old connection says counts",
+        old_connections_count,
+        seeds=9000,
+        about=(Kind.PART, Kind.PART_UP),
+    ),
     Case("each node is told an address of its own", each_is_told_its_own_address),
     Case("results of calls are not kept", results_are_not_kept),
     Case("a grace is not stopped by coming back", graces_run_on),
     Case("the judge's own absence counts as silence", gaps_count_as_silence),
     Case("told before it is stored", told_before_stored),
+    Case("read by others before it is stored", readers_do_not_wait, seeds=6000),
+    Case("stored and not synced", disks_are_not_synced),
+    Case("two servers lead, and nothing keeps them apart", two_leaders_without_a_fence),
+    Case("results of calls are not stored", results_are_not_stored, seeds=6000),
     Case("compare-and-set without comparing", blind_writes, shared=True),
     Case("heartbeats are not seen", beats_are_not_seen, shared=True),
     Case("a seat is not told", a_seat_is_not_told),
@@ -265,6 +315,8 @@ CASES = [
     Case("an agent overlooks that its round is over", opened_rounds_are_overlooked),
     Case("S2: newcomers push out members", newcomers_first),
     Case("B1: the budget is not kept", no_budget),
+    Case("H1: a node that is excluded keeps its place", nobody_is_put_out),
+    Case("H1: a node that is kept out is let in", who_is_kept_out_comes_in),
     Case("the round's number does not grow", round_numbers_stay),
     Case("one rank twice", ranks_twice),
     Case("workers are ended without a reason", reasons_are_made_up),

@@ -60,3 +60,8 @@ def test_the_other_calls_are_known() -> None:
     assert explain(calls) == ""
     with pytest.raises(TypeError, match="no model"):
         explain([call(0, 1, p.QueueLen("k"), 0)])
+
+
+def test_orders_that_come_to_the_same_are_looked_at_once() -> None:
+    doubts = [Call("c", SET_A, 0.0) for _ in range(12)]  # 12! orders, and as many outcomes as 2
+    assert not is_linearizable([*doubts, call(1, 2, READ, b"c")])

@@ -1,38 +1,60 @@
+"""The simulated server: durable, replaced, without room; and what such faults cost a run."""
+
+import msgspec
 from tests.testing.simulator.test_world import a_world, round_of
 
 from rallypoint.rendezvous.core.state import State
-from rallypoint.testing.simulator import Fault, Kind, World
-from rallypoint.testing.simulator.server import Disk
+from rallypoint.testing.simulator import Fault, Kind, World, plan_from
+from rallypoint.testing.simulator.plan import Plan
+from rallypoint.testing.simulator.search import quiet
+from rallypoint.testing.simulator.world import make_world
 
-
-def test_a_disk_loses_what_was_not_synced() -> None:
-    disk = Disk(sync_at_once=False)
-    disk.write(b"one")
-    disk.sync()
-    disk.write(b"two")
-    assert disk.read() == b"two"
-    disk.lose_power()
-    assert disk.read() == b"one"
-    disk.wipe()
-    assert disk.read() is None
+OUTAGES = {
+    Kind.SERVER_KILL, Kind.SERVER_POWER, Kind.SERVER_TWIN, Kind.SERVER_FULL, Kind.SERVER_PAUSE,
+}  # fmt: skip
 
 
 def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
     world = a_world(Fault(Kind.SERVER_POWER, 3.0, seconds=1.0))
     world.run()
-    assert world.server.starts == 2
-    assert world.server.life == 0
+    assert (world.server.starts, world.server.life, world.server.disk.epoch) == (2, 0, 2)
     assert round_of(world) == (1, 3)
     assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.1", "n2.1"}
+
+
+def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
+    world = a_world(Fault(Kind.SERVER_TWIN, 3.0, seconds=5.0))
+    world.start()
+    world.clockwork.run_until(2.0)
+    old = world.server.process
+    assert old is not None
+    with world.watched():
+        world.clockwork.run_until(9.0)
+    new = world.server.process
+    assert (old.alive, old.paused, new is old, world.server.starts) == (True, True, False, 2)
+    with world.watched():
+        world.clockwork.run_until(12.0)
+    assert not old.alive
+    assert world.server.process is new
+    assert round_of(world) == (1, 3)
+
+
+def test_without_room_everything_waits() -> None:
+    world = a_world(Fault(Kind.SERVER_FULL, 0.0, seconds=4.0))
+    with world.watched():
+        world.start()
+        world.clockwork.run_until(3.9)
+        assert not world.truth.rounds
+        world.clockwork.run_until(8.0)
+    assert round_of(world)[1] == 3
 
 
 def state_of(world: World) -> State | None:
     return world.server.state
 
 
-def test_a_run_that_was_never_opened_is_taken_over_as_it_is() -> None:
+def test_a_disk_that_is_lost_is_another_life() -> None:
     world = a_world()
-    world.server.store(State(world.run_id))
     world.server.start()
     assert state_of(world) == State(world.run_id)
     world.server.kill(1.0, power=False, lost=True)
@@ -40,3 +62,40 @@ def test_a_run_that_was_never_opened_is_taken_over_as_it_is() -> None:
     assert state_of(world) is None
     world.clockwork.run_until(2.0)
     assert (world.server.starts, world.server.life) == (2, 1)
+
+
+def test_who_starts_first_is_the_server() -> None:
+    world = a_world()
+    world.server.start()
+    world.server.replace(1.0)
+    world.server.kill(1.0, power=False, lost=False)
+    world.server.replace(1.0)
+    world.clockwork.run_until(10.0)
+    assert world.server.starts == 2
+
+
+def outages(seed: int) -> Plan | None:
+    """Return the plan of a seed with nothing in it but outages of a durable server."""
+    plan = plan_from(seed, shared=False)
+    faults = tuple(fault for fault in plan.faults if fault.kind in OUTAGES)
+    patient = msgspec.structs.replace(
+        plan.settings, rejoin_seconds=10.0, quarantine_failures=0
+    )  # nobody is slower than that
+    most = min(plan.latency[1], 0.05)
+    return msgspec.structs.replace(
+        plan, faults=faults, settings=patient, join_seconds=1000.0, stop_seconds=1.0,
+        latency=(plan.latency[0], most),
+    ) if faults else None  # fmt: skip
+
+
+def test_outages_of_a_durable_server_cost_no_node() -> None:
+    worlds = 0
+    with quiet():
+        for seed in range(900):
+            plan = outages(seed)
+            if plan is not None:
+                worlds += 1
+                world = make_world(plan)
+                world.run()
+                assert not world.truth.fenced, plan.lines()
+    assert worlds > 250

@@ -47,7 +47,7 @@ def test_a_server_that_says_nothing_is_left() -> None:
 
 def test_a_request_is_sent_again_until_it_is_answered_or_given_up() -> None:
     world, answers = a_world(), list[bool]()
-    world.truth.closed = True
+    world.truth.orders.add(("Close", ""))
     session = a_session(world)
     session.ask(lambda i: wire.Ask(i, Close("me", "enough")), 30.0, answers.append)
     session.connect()  # nobody listens yet

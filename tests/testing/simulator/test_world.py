@@ -78,7 +78,7 @@ def test_the_work_is_done(shared: bool) -> None:
 def test_somebody_closes_the_run(shared: bool) -> None:
     world = a_world(Fault(Kind.CLOSE, 3.0), shared=shared)
     world.run()
-    assert {agent.exit.code for agent in world.agents if agent.exit} == {1}
+    assert {agent.exit.code for agent in world.agents if agent.exit} == {4}
     assert not world.live()
 
 

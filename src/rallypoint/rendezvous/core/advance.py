@@ -8,33 +8,48 @@ docs/state-machine.md. Hosts and handlers only carry events in and messages out.
     failure, rejoin--> Gathering(n+1) ...        any phase --close--> Closed
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from rallypoint.rendezvous.core import membership
+from rallypoint.rendezvous.core import exclusion, going, membership, notices, quarantine, working
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Beat,
     Close,
     Disconnected,
     Event,
+    Exclude,
+    ExclusionOver,
     Fail,
     Finish,
     Join,
     LastCallOver,
     Leave,
     Lost,
+    Notify,
     Reconnected,
     RejoinOver,
     ReplacementWaitOver,
+    RunClosed,
     Send,
+    SteadyOver,
     Timer,
 )
 from rallypoint.rendezvous.core.explain import describe
 from rallypoint.rendezvous.core.rounds import close_run, settle
-from rallypoint.rendezvous.core.state import Gathering, LastCall, State
+from rallypoint.rendezvous.core.state import (
+    PLACES,
+    Closed,
+    Gathering,
+    LastCall,
+    Sealed,
+    State,
+    Verdict,
+    round_number,
+)
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -61,6 +76,8 @@ def advance(state: State, *events: Event) -> Step:
     for event in events:
         draft.note = ""
         _RULES[type(event)](draft, event)
+        if quarantine.judge(draft):
+            notes.append(draft.note)
         settle(draft)
         if draft.note and draft.note not in notes[-1:]:
             notes.append(draft.note)
@@ -69,31 +86,60 @@ def advance(state: State, *events: Event) -> Step:
     return Step(after, tuple(draft.messages), timers(after), reason)
 
 
+def broken(state: State, by: str, at: str, why: str) -> Step:
+    """Close a run whose rules have failed: by none of them, so that nothing more can fail.
+
+    Args:
+        state: the last one that was stored.
+        by, at, why: as those of a `Close`.
+    """
+    if isinstance(state.phase, Closed):
+        return Step(state, (), (), why)
+    number = round_number(state.phase)
+    nodes = tuple(node for place in PLACES for node in getattr(state, place))
+    emptied: dict[str, Any] = {place: {} for place in PLACES}
+    closed = Closed(number, by, at, why)
+    after = msgspec.structs.replace(state, phase=closed, notices={}, failing=0, **emptied)
+    told = RunClosed(state.incarnation, number, by, at, why, Verdict.CLOSED)
+    return Step(after, (Send(nodes, told),), (), why)
+
+
 def timers(state: State) -> tuple[Timer, ...]:
     """Return the timers that should run in a state."""
-    phase, settings = state.phase, state.settings
-    if isinstance(phase, LastCall):
-        call = LastCallOver(state.incarnation, phase.round, phase.call)
-        return () if phase.over else (call,)
-    if not isinstance(phase, Gathering) or settings is None:
-        return ()
-    running: list[Timer] = []
-    if state.participants:
-        running.append(RejoinOver(state.incarnation, phase.round))
-    if phase.lost and not phase.patience_over and settings.replacement_seconds > 0:
-        running.append(ReplacementWaitOver(state.incarnation, phase.round))
-    return tuple(running)
+    keeping = (x.number for x in state.exclusions if x.seconds is not None)
+    return (*_of_round(state), *map(ExclusionOver, keeping))
+
+
+def _of_round(state: State) -> Iterator[Timer]:
+    phase, settings, incarnation = state.phase, state.settings, state.incarnation
+    if settings is None:
+        return
+    if isinstance(phase, LastCall) and not phase.over:
+        yield LastCallOver(incarnation, phase.round, phase.call)
+    elif isinstance(phase, Sealed) and state.failing:
+        yield SteadyOver(incarnation, phase.record.number)
+    elif isinstance(phase, Gathering):
+        if state.participants:
+            yield RejoinOver(incarnation, phase.round)
+        if phase.lost and not phase.patience_over and settings.replacement_seconds > 0:
+            yield ReplacementWaitOver(incarnation, phase.round)
 
 
 def timer_seconds(state: State, timer: Timer) -> float:
     """Return how long a timer of this state runs, in seconds."""
     settings = state.settings
+    if isinstance(timer, ExclusionOver):
+        lasting = (x.seconds for x in state.exclusions if x.number == timer.number)
+        return next(lasting, None) or 0.0
     if settings is None:
         return 0.0
-    if isinstance(timer, LastCallOver):
-        return settings.last_call_seconds
-    if isinstance(timer, RejoinOver):
-        return settings.rejoin_seconds
+    match timer:
+        case LastCallOver():
+            return settings.last_call_seconds
+        case RejoinOver():
+            return settings.rejoin_seconds
+        case SteadyOver():
+            return settings.steady_seconds
     return settings.replacement_seconds
 
 
@@ -110,9 +156,8 @@ def _last_call_over(d: Draft, e: LastCallOver) -> None:
 
 def _rejoin_over(d: Draft, e: RejoinOver) -> None:
     if _gathering(d, e.incarnation, e.round):
-        for node in list(d.participants):  # G1: told, and silent for rejoin_timeout
-            why = f"did not join round {e.round} within rejoin_timeout"
-            membership.lose(d, node, why)
+        for member in list(d.participants.values()):  # G1: told, and silent for rejoin_timeout
+            going.lose(d, member.node, f"did not join round {e.round} within rejoin_timeout")
 
 
 def _replacement_wait_over(d: Draft, e: ReplacementWaitOver) -> None:
@@ -122,26 +167,39 @@ def _replacement_wait_over(d: Draft, e: ReplacementWaitOver) -> None:
         d.phase = msgspec.structs.replace(phase, patience_over=True)
 
 
+def _steady_over(d: Draft, e: SteadyOver) -> None:
+    phase = d.phase
+    current = isinstance(phase, Sealed) and phase.record.number == e.round
+    if current and e.incarnation == d.incarnation and d.failing:
+        d.note = f"round {e.round} works steadily"
+        d.failing = 0  # B1: the next failure is the first of its row
+
+
 def _gathering(d: Draft, incarnation: int, number: int) -> bool:
     return isinstance(d.phase, Gathering) and (d.incarnation, d.round) == (incarnation, number)
 
 
 def _close(d: Draft, e: Close) -> None:
     if e.incarnation in (0, d.incarnation):  # E1
-        close_run(d, e.by, e.at, e.why, finished=False)  # L3: only here, in F1 and in B1
+        close_run(d, e.by, e.at, e.why, Verdict.CLOSED)  # L3: only here, in F1 and in B1
 
 
 _RULES: dict[type, Callable[[Draft, Any], None]] = {
     Join: membership.join,
-    Leave: membership.leave,
-    Lost: membership.lost,
-    Finish: membership.finish,
-    Fail: membership.fail,
-    Beat: membership.beat,
-    Disconnected: membership.disconnected,
-    Reconnected: membership.reconnected,
+    Leave: going.leave,
+    Lost: going.lost,
+    Finish: working.finish,
+    Fail: working.fail,
+    Notify: notices.notify,
+    Exclude: exclusion.exclude,
+    Admit: exclusion.admit,
+    Beat: going.beat,
+    Disconnected: going.disconnected,
+    Reconnected: going.reconnected,
     Close: _close,
     LastCallOver: _last_call_over,
     RejoinOver: _rejoin_over,
     ReplacementWaitOver: _replacement_wait_over,
+    SteadyOver: _steady_over,
+    ExclusionOver: exclusion.over,
 }

@@ -7,6 +7,7 @@ A batch of a thousand joins costs one copy of the places, not a thousand; nobody
 from collections.abc import Iterable
 
 from rallypoint.rendezvous.core.events import Message, Refusal, Refused, Send
+from rallypoint.rendezvous.core.marks import Exclusion, Notice, Strike
 from rallypoint.rendezvous.core.state import (
     FENCED_LIMIT,
     PLACES,
@@ -42,6 +43,11 @@ class Draft:
         self.restarts = state.restarts
         self.failures: tuple[Failure, ...] = state.failures
         self.opening = state.opening
+        self.notices: dict[NodeId, Notice] = state.notices  # replaced, never changed in place
+        self.failing = state.failing
+        self.exclusions: tuple[Exclusion, ...] = state.exclusions
+        self.exclusion_count = state.exclusion_count
+        self.strikes: tuple[Strike, ...] = state.strikes
         self.messages: list[Send] = []
         self.note = ""
         self._slots: dict[str, NodeId] | None = None
@@ -66,6 +72,11 @@ class Draft:
             restarts=self.restarts,
             failures=self.failures,
             opening=self.opening,
+            notices=self.notices,
+            failing=self.failing,
+            exclusions=self.exclusions,
+            exclusion_count=self.exclusion_count,
+            strikes=self.strikes,
         )
 
     @property
@@ -135,18 +146,19 @@ class Draft:
     def holder_of_slot(self, slot: str) -> Member | None:
         """Return the working or joining member in a slot; the index is made once a batch."""
         if self._slots is None:
-            self._slots = {m.node.slot: m.node.id for m in self._active() if m.node.slot}
+            self._slots = {m.node.slot: m.node.id for m in self.active() if m.node.slot}
         return self._member(self._slots.get(slot))
 
     def holder_of_rank(self, hint: int) -> Member | None:
         """Return the working or joining member that asked for a rank."""
         if self._hints is None:
             self._hints = {
-                m.node.node_rank: m.node.id for m in self._active() if m.node.node_rank is not None
+                m.node.node_rank: m.node.id for m in self.active() if m.node.node_rank is not None
             }
         return self._member(self._hints.get(hint))
 
-    def _active(self) -> Iterable[Member]:
+    def active(self) -> Iterable[Member]:
+        """Yield those who work, join or wait: all live nodes but the finished ones."""
         for place in (self.candidates, self.participants, self.waiting, self.spares):
             yield from place.values()
 

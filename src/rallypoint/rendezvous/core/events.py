@@ -1,15 +1,24 @@
 """What happens to a run, and what it answers: small nouns. PURE.
 
-Events come from nodes (`Join`, `Leave`, `Finish`, `Fail`, `Close`, `Beat`) or from the host
-(`Disconnected`, `Reconnected`, `Lost`, and the ends of timers). An event from a node names
-the incarnation and round that the node knows, so one that comes late is recognised (E1).
+Events come from nodes (`Join`, `Leave`, `Finish`, `Fail`, `Notify`, `Beat`), from people
+(`Close`, `Exclude`, `Admit`, `Notify`) or from the host (`Disconnected`, `Reconnected`, `Lost`,
+and the ends of timers). An event from a node names the incarnation and round that the node
+knows, so one that comes late is recognised (E1).
 """
 
 from enum import StrEnum
 
 import msgspec
 
-from rallypoint.rendezvous.core.state import Failure, Node, NodeId, Round, Settings
+from rallypoint.rendezvous.core.marks import Aspect
+from rallypoint.rendezvous.core.state import (
+    Failure,
+    Node,
+    NodeId,
+    Round,
+    Settings,
+    Verdict,
+)
 
 
 class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -73,6 +82,51 @@ class Close(_Value, frozen=True, tag=True):
     incarnation: int = 0
 
 
+class Notify(_Value, frozen=True, tag=True):
+    """Word that a node will leave, from itself or from someone else.
+
+    Args:
+        node: who will leave.
+        why: for people ("SIGTERM of the scheduler").
+        by: who says so, "" for the node itself.
+        seconds: how long it still has, None if that is not known.
+    """
+
+    node: NodeId
+    why: str
+    by: str = ""
+    seconds: float | None = None
+
+
+class Exclude(_Value, frozen=True, tag=True):
+    """Someone wants nodes kept out (rule H1).
+
+    Args:
+        aspect: what `name` is.
+        name: of the nodes that are meant, now and later.
+        why: for people.
+        by: who wants it so.
+        seconds: for how long, None: until they are admitted.
+        at: when, as a text.
+    """
+
+    aspect: Aspect
+    name: str
+    why: str
+    by: str
+    seconds: float | None = None
+    at: str = ""
+
+
+class Admit(_Value, frozen=True, tag=True):
+    """Someone ends the exclusion of `name`."""
+
+    aspect: Aspect
+    name: str
+    by: str
+    at: str = ""
+
+
 class Beat(_Value, frozen=True, tag=True):
     """A node is alive (shared host only; the server counts silence outside the state)."""
 
@@ -132,10 +186,24 @@ class ReplacementWaitOver(_Value, frozen=True, tag=True):
     round: int
 
 
-Timer = LastCallOver | RejoinOver | ReplacementWaitOver
+class SteadyOver(_Value, frozen=True, tag=True):
+    """Round `round` has worked for so long that failures before it count no more."""
+
+    incarnation: int
+    round: int
+
+
+class ExclusionOver(_Value, frozen=True, tag=True):
+    """Exclusion `number` has lasted as long as it should."""
+
+    number: int
+
+
+Timer = LastCallOver | RejoinOver | ReplacementWaitOver | SteadyOver | ExclusionOver
 Event = (
-    Join | Leave | Finish | Fail | Close | Beat
-    | Disconnected | Reconnected | Lost | LastCallOver | RejoinOver | ReplacementWaitOver
+    Join | Leave | Finish | Fail | Close | Notify | Exclude | Admit | Beat
+    | Disconnected | Reconnected | Lost
+    | LastCallOver | RejoinOver | ReplacementWaitOver | SteadyOver | ExclusionOver
 )  # fmt: skip
 
 
@@ -174,16 +242,45 @@ class WaitingChanged(_Value, frozen=True, tag=True):
     count: int
 
 
+class NoticeGiven(_Value, frozen=True, tag=True):
+    """To each participant, and to the node itself: it will leave, so save what must be saved.
+
+    It stands until the node has gone or the round is over; giving it again changes nothing.
+
+    Args:
+        incarnation: of the run.
+        round: that is at work, or for which nodes are joining.
+        node: id of who will leave.
+        label: its label, for people.
+        why: for people.
+        by: who says so.
+        seconds: how long it had when the notice was given, None if that is not known.
+    """
+
+    incarnation: int
+    round: int
+    node: NodeId
+    label: str
+    why: str
+    by: str
+    seconds: float | None = None
+
+
 class RunClosed(_Value, frozen=True, tag=True):
-    """To every live node: the incarnation has ended."""
+    """To every live node: the incarnation has ended; `failures`: the first one first."""
 
     incarnation: int
     round: int
     by: str
     at: str
     why: str
-    finished: bool
+    verdict: Verdict
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all went well."""
+        return self.verdict is Verdict.FINISHED
 
 
 class Refusal(StrEnum):
@@ -193,22 +290,28 @@ class Refusal(StrEnum):
     SETTINGS = "settings"
     NODE_RANK = "node-rank"
     FENCED = "fenced"
+    EXCLUDED = "excluded"
     STALE = "stale"
     TOKEN = "token"  # noqa: S105 - what this client's token does not allow
 
 
 class Refused(_Value, frozen=True, tag=True):
-    """To one node: what it asked for cannot be had."""
+    """To one node: what it asked for cannot be had. `verdict`: of a run that is closed."""
 
     refusal: Refusal
     why: str
     incarnation: int = 0
     round: int = 0
     failures: tuple[Failure, ...] = ()
-    finished: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether a run is closed to this node because all went well."""
+        return self.verdict is Verdict.FINISHED
 
 
-Message = RoundSealed | RoundOpened | Parked | WaitingChanged | RunClosed | Refused
+Message = RoundSealed | RoundOpened | Parked | WaitingChanged | NoticeGiven | RunClosed | Refused
 
 
 class Send(_Value, frozen=True):
@@ -234,6 +337,8 @@ class Assignment(_Value, frozen=True):
         master_port: bootstrap port.
         restarts: how much of the failure budget is used up.
         reason: why the round was sealed when it was.
+        failing: how many rounds before it, without a break, were ended by failing workers; the
+            same on all nodes, so that all wait alike before they start workers again.
     """
 
     incarnation: int
@@ -248,6 +353,7 @@ class Assignment(_Value, frozen=True):
     master_port: int
     restarts: int
     reason: str
+    failing: int = 0
 
 
 def assignment(record: Round, rank: int) -> Assignment:
@@ -266,4 +372,5 @@ def assignment(record: Round, rank: int) -> Assignment:
         record.master_port,
         record.restarts,
         record.reason,
+        record.failing,
     )

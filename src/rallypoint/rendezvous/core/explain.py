@@ -43,8 +43,8 @@ def describe(state: State) -> str:
     if isinstance(phase, Closed):
         return closed_sentence(state.run_id, phase)
     if isinstance(phase, Sealed):
-        return _sealed(state, phase)
-    return _gathering(state, phase)
+        return _sealed(state, phase) + _news(state)
+    return _gathering(state, phase) + _news(state)
 
 
 def closed_sentence(run_id: str, phase: Closed) -> str:
@@ -52,6 +52,14 @@ def closed_sentence(run_id: str, phase: Closed) -> str:
     when = f" at {phase.at}" if phase.at else ""
     how = "finished" if phase.finished else "was closed"
     return f"run {run_id!r} {how}{when} by {phase.by}: {phase.why}"
+
+
+def _news(state: State) -> str:
+    text = "".join(
+        f"; {n.label} will leave: {n.why}" for n in islice(state.notices.values(), NAMES_SHOWN)
+    )
+    kept_out = ", ".join(f"{x.aspect} {x.name} (by {x.by})" for x in state.exclusions[:NAMES_SHOWN])
+    return text + (f"; kept out: {kept_out}" if kept_out else "")
 
 
 def _sealed(state: State, phase: Sealed) -> str:
@@ -72,7 +80,7 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
     if settings is None:
         return f"run {state.run_id!r} has not been opened: no node has joined"
     have, least = len(state.candidates), settings.min_nodes
-    text = f"{have} of at least {least} nodes have joined round {phase.round}"
+    text = f"{have} of at least {nodes(least)} have joined round {phase.round}"
     if state.opening:
         text += f" (opened because {state.opening})"
     if state.participants:

@@ -7,6 +7,7 @@ simulator run them after each step.
 from collections.abc import Iterable
 
 from rallypoint.rendezvous.core.events import RoundSealed, Send
+from rallypoint.rendezvous.core.exclusion import covers
 from rallypoint.rendezvous.core.explain import goal_of
 from rallypoint.rendezvous.core.state import (
     FENCED_LIMIT,
@@ -32,7 +33,9 @@ def check_state(state: State) -> list[str]:
         for node, member in getattr(state, place).items():
             if member.node.id != node:
                 broken.append(f"{place}[{node}] holds node {member.node.id}")
-    broken += _check_places(state)
+    broken += _check_places(state) + _check_kept_out(state)
+    if gone := set(state.notices) - (set(live) - set(state.finished)):
+        broken.append(f"notices of nodes that have gone: {sorted(gone)}")
     if isinstance(state.phase, Sealed):
         broken += _check_sealed(state, state.phase)
     return broken
@@ -50,6 +53,17 @@ def _check_places(state: State) -> list[str]:
     if isinstance(phase, Closed):
         broken += [f"closed, but {p} is not empty" for p in PLACES if getattr(state, p)]
     return broken
+
+
+def _check_kept_out(state: State) -> list[str]:
+    """H1: who is excluded has no place, but may have finished before it was."""
+    active = [m for p in PLACES if p != "finished" for m in getattr(state, p).values()]
+    return [
+        f"{member.node.id} is excluded and has a place: {exclusion.sentence}"
+        for exclusion in state.exclusions
+        for member in active
+        if covers(exclusion, member.node)
+    ]
 
 
 def _check_sealed(state: State, phase: Sealed) -> list[str]:

@@ -87,7 +87,12 @@ def _with_rank(member: Member, rank: int) -> Member:
 
 
 def make_round(
-    incarnation: int, number: int, members: list[Member], restarts: int, reason: str
+    incarnation: int,
+    number: int,
+    members: list[Member],
+    restarts: int,
+    reason: str,
+    failing: int = 0,
 ) -> Round:
     """Return the sealed record of members that are in rank order."""
     role_sizes: dict[str, int] = {}
@@ -102,7 +107,7 @@ def make_round(
         seats.append(Seat(node, rank, workers, role_workers[node.role], role_sizes[node.role]))
         workers += node.local_world_size
         role_workers[node.role] += node.local_world_size
-    return Round(incarnation, number, tuple(seats), workers, restarts, reason)
+    return Round(incarnation, number, tuple(seats), workers, restarts, reason, failing)
 
 
 def by_id(members: Iterable[Member]) -> dict[NodeId, Member]:

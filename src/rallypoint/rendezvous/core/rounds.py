@@ -1,6 +1,6 @@
 """How rounds open, seal and end: each phase has one function that enters it. PURE."""
 
-from rallypoint.rendezvous.core import ranks
+from rallypoint.rendezvous.core import notices, ranks
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
     Parked,
@@ -12,12 +12,14 @@ from rallypoint.rendezvous.core.events import (
 from rallypoint.rendezvous.core.explain import goal_of, nodes
 from rallypoint.rendezvous.core.state import (
     Closed,
+    Failure,
     Gathering,
     LastCall,
     Member,
     Sealed,
     Settings,
     Standing,
+    Verdict,
 )
 
 
@@ -26,6 +28,8 @@ def open_round(d: Draft, why: str, lost: tuple[str, ...] = (), *, charged: bool 
     former = len(d.participants) + len(lost)
     d.phase = Gathering(d.round + 1, lost=bool(lost), former=former, charged=charged)
     d.opening = why
+    d.notices = {}  # P1: who will leave need not join again
+    d.failing = d.failing + 1 if charged else 0
     d.note = f"round {d.round} opens: {why}"
     to = [*d.participants, *d.waiting, *d.spares]
     for place, standing in ((d.waiting, Standing.WAITING), (d.spares, Standing.NEW)):
@@ -52,7 +56,8 @@ def settle(d: Draft) -> None:
     phase, settings = d.phase, d.settings
     if settings is None or not isinstance(phase, (Gathering, LastCall)):
         return
-    if _is_spent(d, settings):
+    if is_spent(d, settings) and everybody_is_here(d):
+        _close_spent(d, settings)
         return
     have = len(d.candidates)
     if have < settings.min_nodes or d.participants:  # J2: fell below min; G1, S2: seats are held
@@ -61,7 +66,8 @@ def settle(d: Draft) -> None:
         return
     goal = goal_of(settings)
     if have >= goal:
-        seal(d, f"{goal} of the {goal} nodes wanted have come")  # J3
+        came = "the only node wanted has come"
+        seal(d, came if goal == 1 else f"{goal} of the {goal} nodes wanted have come")  # J3
     elif isinstance(phase, LastCall):
         if phase.over:
             seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
@@ -69,20 +75,34 @@ def settle(d: Draft) -> None:
         _settle_gathering(d, phase, settings)
 
 
-def _is_spent(d: Draft, settings: Settings) -> bool:
-    """Close the run if a failure has passed the budget (B1); return whether it did.
+def is_spent(d: Draft, settings: Settings) -> bool:
+    """Return whether failures have passed the budget (B1)."""
+    return settings.max_restarts is not None and d.restarts > settings.max_restarts
 
-    Judged once nobody is missing any more, not when the failure is told: workers also fail
-    because a node was lost, and that may be known only a lease later.
+
+def everybody_is_here(d: Draft) -> bool:
+    """Return whether nobody of the round before is missing (B1, H1).
+
+    What failures mean is judged then, not when they are told: workers also fail because a node
+    was lost, and that may be known only a lease later.
     """
-    budget = settings.max_restarts
-    if budget is None or d.restarts <= budget or d.participants or not _all_connected(d):
-        return False
-    d.restarts = budget
-    first = d.failures[0]
-    why = f"a worker failed and max_restarts={budget} is used up: {first.label}"
-    close_run(d, first.node, first.at, why, finished=False)
-    return True
+    return not d.participants and _all_connected(d)
+
+
+def _close_spent(d: Draft, settings: Settings) -> None:
+    budget = d.restarts = settings.max_restarts or 0
+    last, first = last_failure(d), d.failures[0]
+    why = f"a worker failed and max_restarts={budget} is used up: {last.label}"
+    if first is not last:
+        why += (
+            f"; the first of {d.failing} such rounds in a row, round {first.round}: {first.label}"
+        )
+    close_run(d, last.node, last.at, why, Verdict.BUDGET)
+
+
+def last_failure(d: Draft) -> Failure:
+    """Return the failure that has opened the present round (B1)."""
+    return next(failure for failure in d.failures if failure.round == d.round - 1)
 
 
 def _all_connected(d: Draft) -> bool:
@@ -112,13 +132,14 @@ def seal(d: Draft, reason: str) -> None:
     claims = sorted(d.candidates.values(), key=ranks.seat_order)
     seated = ranks.assign_ranks(claims[: goal_of(d.settings)])
     number = d.round
-    record = ranks.make_round(d.incarnation, number, seated, d.restarts, reason)
+    record = ranks.make_round(d.incarnation, number, seated, d.restarts, reason, d.failing)
     d.participants = ranks.by_id(seated)
     left_over = [m for m in d.candidates.values() if m.node.id not in d.participants]
     d.candidates = {}
     d.phase = Sealed(record)
     d.opening = ""
     d.send(d.participants, RoundSealed(record))
+    notices.tell_standing(d, d.participants)
     for member in left_over:
         park(d, member)
     d.note = f"round {number} sealed with {nodes(len(seated))}: {reason}"
@@ -175,15 +196,16 @@ def end_waiting(d: Draft) -> None:
     d.send(d.participants, WaitingChanged(d.incarnation, d.round, 0))
 
 
-def close_run(d: Draft, by: str, at: str, why: str, finished: bool) -> None:
+def close_run(d: Draft, by: str, at: str, why: str, verdict: Verdict) -> None:
     """Enter Closed: tell every live node; spares and those who wait go home (F1, C1)."""
     if isinstance(d.phase, Closed):
         return
     number = d.round
     everyone = d.live()
-    d.phase = Closed(number, by, at, why, finished)
+    d.phase = Closed(number, by, at, why, verdict)
+    d.notices, d.failing = {}, 0
     for place in (d.candidates, d.participants, d.waiting, d.spares, d.finished):
         place.clear()
     d.note = f"closed by {by}: {why}"
-    failures = () if finished else d.failures
-    d.send(everyone, RunClosed(d.incarnation, number, by, at, why, finished, failures))
+    failures = () if verdict is Verdict.FINISHED else d.failures
+    d.send(everyone, RunClosed(d.incarnation, number, by, at, why, verdict, failures))

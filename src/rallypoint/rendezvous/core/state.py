@@ -18,6 +18,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rallypoint.rendezvous.core.marks import Exclusion, Notice, Strike
+
 NodeId = str
 
 
@@ -73,6 +75,10 @@ class Settings(_Value, frozen=True):
         replacement_seconds: wait for a replacement after a loss (rule J5).
         lease_seconds: silence after which a node is lost (rule L1).
         grace_seconds: time for a cut connection to come back (rule L1).
+        steady_seconds: a round that has worked for so long ends a row of failing ones (B1).
+        quarantine_failures: rounds that one node may end by failing workers, within
+            `QUARANTINE_ROUNDS`, before it is excluded (rule H1); 0: any number.
+        quarantine_seconds: how long it is kept out then.
     """
 
     min_nodes: int
@@ -84,6 +90,9 @@ class Settings(_Value, frozen=True):
     replacement_seconds: float = 0.0
     lease_seconds: float = 15.0
     grace_seconds: float = 1.0
+    steady_seconds: float = 300.0
+    quarantine_failures: int = 0
+    quarantine_seconds: float = 600.0
 
 
 class Standing(StrEnum):
@@ -121,7 +130,7 @@ class Failure(_Value, frozen=True):
         node: label of the node.
         rank: the worker's global rank.
         local_rank: its rank on the node.
-        exit_code: its exit code, None if a signal ended it.
+        exit_code: its exit code, None if a signal ended it, or if it hung.
         signal: name of that signal, or "".
         at: when, as a text.
         message: its last lines.
@@ -141,6 +150,7 @@ class Failure(_Value, frozen=True):
     def label(self) -> str:
         """One line for people."""
         how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        how = "it hung" if self.exit_code is None and not self.signal else how
         when = f" at {self.at}" if self.at else ""
         return f"rank {self.rank} (local {self.local_rank}) on {self.node}: {how}{when}"
 
@@ -173,6 +183,7 @@ class Round(_Value, frozen=True):
         world_size: number of all workers.
         restarts: how much of the failure budget is used up.
         reason: why it was sealed when it was.
+        failing: how many rounds before it, without a break, were ended by failing workers.
     """
 
     incarnation: int
@@ -181,6 +192,7 @@ class Round(_Value, frozen=True):
     world_size: int
     restarts: int
     reason: str
+    failing: int = 0
 
     @property
     def master_addr(self) -> str:
@@ -191,6 +203,14 @@ class Round(_Value, frozen=True):
     def master_port(self) -> int:
         """Bootstrap port: the one that rank 0 proposed."""
         return self.seats[0].node.port
+
+
+class Verdict(StrEnum):
+    """What became of a run that is closed."""
+
+    FINISHED = "finished"
+    BUDGET = "budget"  # its workers failed once too often (rule B1)
+    CLOSED = "closed"  # somebody has closed it
 
 
 class Gathering(_Value, frozen=True, tag=True):
@@ -227,13 +247,18 @@ class Sealed(_Value, frozen=True, tag=True):
 
 
 class Closed(_Value, frozen=True, tag=True):
-    """The incarnation has ended: by whom, when (a text), why, and whether all went well."""
+    """The incarnation has ended: by whom, when (a text), why, and what became of it."""
 
     round: int
     by: str
     at: str
     why: str
-    finished: bool = False
+    verdict: Verdict = Verdict.CLOSED
+
+    @property
+    def finished(self) -> bool:
+        """Whether all went well."""
+        return self.verdict is Verdict.FINISHED
 
 
 Phase = Gathering | LastCall | Sealed | Closed
@@ -253,8 +278,14 @@ class State(_Value, frozen=True):
         arrivals: how many nodes have come so far.
         calls: how many last calls there were.
         restarts: failing rounds so far (rule B1).
-        failures: of the last failing round, first one first; at most `FAILURES_LIMIT`.
+        failures: of the last failing round, first one first, after the very first one of its
+            row of failing rounds; at most `FAILURES_LIMIT`.
         opening: why the present round was opened, "" for the first.
+        notices: of live nodes that will leave, until they do or the round is over.
+        failing: how many rounds in a row were ended by failing workers (rule B1).
+        exclusions: those that stand, oldest first; they outlive incarnations (rule H1).
+        exclusion_count: how many there were.
+        strikes: failing rounds of the last `QUARANTINE_ROUNDS`, by who ended them.
     """
 
     run_id: str
@@ -273,11 +304,18 @@ class State(_Value, frozen=True):
     restarts: int = 0
     failures: tuple[Failure, ...] = ()
     opening: str = ""
+    notices: dict[NodeId, Notice] = {}
+    failing: int = 0
+    exclusions: tuple[Exclusion, ...] = ()
+    exclusion_count: int = 0
+    strikes: tuple[Strike, ...] = ()
 
 
 PLACES = ("candidates", "participants", "waiting", "spares", "finished")
 FENCED_LIMIT = 4096
 FAILURES_LIMIT = 16
+EXCLUSIONS_LIMIT = 1024
+QUARANTINE_ROUNDS = 16
 
 
 def round_number(phase: Phase) -> int:

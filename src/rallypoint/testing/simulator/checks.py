@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING
 from rallypoint.agent import events as agent_events
 from rallypoint.agent import policy
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
 from rallypoint.rendezvous.core.events import (
+    Admit,
     Assignment,
     Cause,
     Close,
     Event,
+    Exclude,
+    ExclusionOver,
     Fail,
     Finish,
     Join,
     LastCallOver,
     Leave,
     Lost,
+    Notify,
     RejoinOver,
     ReplacementWaitOver,
     RoundOpened,
+    SteadyOver,
     Timer,
 )
 from rallypoint.rendezvous.core.invariants import check_state, check_step
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from rallypoint.testing.simulator.node import Agent
     from rallypoint.testing.simulator.world import World
 
-TIMERS = (LastCallOver, RejoinOver, ReplacementWaitOver)
+TIMERS = (LastCallOver, RejoinOver, ReplacementWaitOver, SteadyOver, ExclusionOver)
 HELD_UP_SECONDS = 1.0  # what a server may not notice of its own absence, each time
 ROUNDING_SECONDS = 0.01
 
@@ -63,7 +69,7 @@ class Truth:
         self.left: set[NodeId] = set()
         self.done: set[tuple[NodeId, int]] = set()
         self.failed: set[tuple[NodeId, int]] = set()
-        self.closed = False
+        self.orders: set[tuple[str, str]] = set()
         self.fenced: set[NodeId] = set()
         self.openings: set[tuple[int, int, str]] = set()
         self.closings: set[tuple[int, str]] = set()
@@ -98,22 +104,33 @@ class Checker:
     # -- the core ------------------------------------------------------------------------------
 
     def advance(self, state: State, *events: Event) -> Step:
-        """Be `advance` for the server's host: check, store, remember."""
+        """Be `advance` for a server's host; what follows from it counts once it is durable."""
         step = advance_now(state, *events)
         self.steps += 1
         check_core(state, step)
+        server = self.world.server
+        host = server.owner(state)
         for event in events:
             self._cause(event, state)
-        if any(isinstance(event, TIMERS) for event in events):
-            self._late_timers(state, events)
-        self._closing(state, step.state, events)
-        self._sealing(state, step)
-        check_budget(state, step.state, events)
-        self._remember(step)
-        self.world.server.store(step.state)
+        if host is None or host is server.host:  # not one that another has replaced
+            for event in events:
+                if isinstance(event, Lost):
+                    self._loss(event, state)
+            if any(isinstance(event, TIMERS) for event in events):
+                self._late_timers(state, events)
+            self.begins(step.timers)
+        if host is not None:
+            host.steps.append((state, step, events))
         if self.world.lines is not None:
             self.world.note("server", f"{', '.join(map(event_line, events))}: {step.reason}")
         return step
+
+    def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
+        """A step of a server has become durable: from now on it may be told."""
+        self._closing(before, step.state, events)
+        self._sealing(before, step)
+        check_budget(before, step.state, events)
+        self._remember(step)
 
     def _cause(self, event: Event, state: State) -> None:
         truth = self.truth
@@ -126,11 +143,8 @@ class Checker:
                 fine = (node, number) in truth.done
             case Fail(node=node, round=number):
                 fine = (node, number) in truth.failed
-            case Close():
-                fine = truth.closed
-            case Lost():
-                self._loss(event, state)
-                fine = True
+            case Close() | Exclude() | Admit() | Notify():
+                fine = what_of(event) in truth.orders
             case _:
                 fine = True
         if not fine:
@@ -209,9 +223,11 @@ class Checker:
             raise Violation("two worlds", f"round {record.number} was sealed twice: {first}")
         former = self.truth.rounds.get((life, after.incarnation, record.number - 1))
         seated = {seat.node.id for seat in record.seats}
+        put_out = {node for out in after.exclusions for node in out.nodes}
         for seat in former.seats if former is not None else ():
             node = seat.node.id
             gone = node in after.fenced or node in self.truth.left or node in self.truth.fenced
+            gone = gone or node in put_out
             if node not in seated and node not in after.finished and not gone:
                 raise Violation(
                     "G1", f"round {record.number} was sealed without {node}, who is alive"
@@ -220,13 +236,13 @@ class Checker:
     def _remember(self, step: Step) -> None:
         state, truth = step.state, self.truth
         truth.fenced.update(state.fenced)
+        truth.fenced.update(node for out in state.exclusions for node in out.nodes)
         for send in step.messages:
             if isinstance(send.message, RoundOpened):
                 m = send.message
                 truth.openings.add((m.incarnation, m.round, m.why))
         if isinstance(state.phase, Closed):
             truth.closings.add((state.incarnation, state.phase.why))
-        self.begins(step.timers)
 
     def begins(self, running: Iterable[Timer]) -> None:
         """Timers run in the server; those that are new begin now."""
@@ -281,6 +297,8 @@ class Checker:
                 fine = code != 0 and (agent.node_id, n) in truth.failed
             case agent_events.AdmitDue():
                 fine = True
+            case agent_events.WorkersSaved(round=n):
+                fine = self._saved(agent, n)
             case _:
                 fine = False
         if not fine or not reason:
@@ -295,8 +313,24 @@ class Checker:
         if (seat.incarnation, seat.round) < (opened.incarnation, opened.round):
             raise Violation("overlooked", f"{agent.node_id} still works in round {seat.round}")
 
+    def _saved(self, agent: "Agent", number: int) -> bool:
+        phase = agent.state.phase  # as it was before the event
+        if not isinstance(phase, policy.Working):
+            return False
+        return (phase.assignment.incarnation, number) in self.world.saves.done
+
     def _reopened(self, incarnation: int, number: int) -> bool:
         return any(o[:2] == (incarnation, number) for o in self.truth.openings)
+
+
+def what_of(order: Order) -> tuple[str, str]:
+    """Return what an order is, and about whom."""
+    whom = ""
+    if isinstance(order, Notify):
+        whom = order.node
+    elif not isinstance(order, Close):
+        whom = order.name
+    return type(order).__name__, whom
 
 
 def advance_now(state: State, *events: Event) -> Step:

@@ -134,6 +134,10 @@ class Process:
         """Call once what runs now has returned."""
         return self.clockwork.add(self, 0.0, True, call, *args)
 
+    def call_soon_threadsafe(self, call: Callable[..., object], *args: Any) -> Handle:
+        """See `call_soon`: there is one thread."""
+        return self.call_soon(call, *args)
+
     def soon(self, call: Callable[..., object], *args: Any) -> Handle:
         """Call after the moment that a thread takes to wake up."""
         moment = self.clockwork.random.random() * 0.002 * self.slowness

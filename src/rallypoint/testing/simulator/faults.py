@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Notify
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.testing.simulator.clockwork import Process
 from rallypoint.testing.simulator.plan import STEP_KINDS, Fault, Kind
 
@@ -38,8 +40,10 @@ class Faults:
             Kind.PART_UP: self._part, Kind.PART_DOWN: self._part,
             Kind.SERVER_PAUSE: self._server_pause, Kind.SERVER_SLOW: self._server_slow,
             Kind.SERVER_JUMP: self._server_jump, Kind.SERVER_KILL: self._server_kill,
+            Kind.SERVER_TWIN: lambda fault: self._world.server.replace(fault.seconds),
+            Kind.SERVER_FULL: lambda fault: self._world.server.fill_disk(fault.seconds),
             Kind.SERVER_POWER: self._server_kill, Kind.SERVER_LOST: self._server_kill,
-            Kind.CLOSE: self._close,
+            Kind.CLOSE: self._close, Kind.NOTICE: self._notice, Kind.EXCLUDE: self._exclude,
         }  # fmt: skip
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
@@ -215,4 +219,20 @@ class Faults:
         self._world.server.kill(fault.seconds, power, lost)
 
     def _close(self, fault: Fault) -> None:
-        self._world.close()
+        self._world.order(Close("a user", "enough"))
+
+    # -- what people do ----------------------------------------------------------------------------
+
+    def _notice(self, fault: Fault) -> None:
+        self._world.order(Notify(self.agent(fault).node_id, "a notice", "a user", fault.seconds))
+
+    def _exclude(self, fault: Fault) -> None:
+        """Keep a machine out: until it is admitted, and its agent comes back, or for a time."""
+        agent = self.agent(fault)
+        address = agent.describe().address
+        seconds = None if fault.back else fault.seconds
+        self._world.order(Exclude(Aspect.ADDRESS, address, "bad", "a user", seconds))
+        if fault.back:
+            admit = Admit(Aspect.ADDRESS, address, "a user")
+            self._later(fault.seconds, partial(self._world.order, admit))
+            self._later(fault.seconds, partial(self._come_back, agent.host))

@@ -16,7 +16,7 @@ from rallypoint.rendezvous.core.events import (
 )
 from rallypoint.rendezvous.core.state import Failure
 from rallypoint.store import protocol as p
-from rallypoint.testing.simulator.node import CLOSE_SECONDS, LEAVE_SECONDS, Agent
+from rallypoint.testing.simulator.node import CLOSE_SECONDS, LEAVE_SECONDS, Agent, is_lost
 from rallypoint.testing.simulator.session import NodeSession
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class HostedNode(Agent):
         lease = world.plan.settings.lease_seconds
         self.session = NodeSession(world, self.process, lease, self._changed)
         self._seated = False  # the handler has a seat of its present id
+        self._comes_again = False  # as another, if it turns out that it is fenced
         self._why = ""
         self._waits = False  # a join is under way
 
@@ -52,9 +53,11 @@ class HostedNode(Agent):
     def join(self, why: str) -> None:
         """See the base."""
         self._why, self._waits = why, True
-        if self.session.view.fenced is not None:  # L2
-            self.new_id()
+        if self.session.view.fenced is not None:
             self._seated = False
+            if is_lost(self.session.view):  # L2
+                self.new_id()
+        self._comes_again = self._seated or not self.world.plan.slots
         self._ask()
         limit = self.world.plan.join_seconds
         self.process.call_later(limit, self._timed_out, self.asking)
@@ -100,9 +103,9 @@ class HostedNode(Agent):
         if refused.refusal is Refusal.CLOSED:
             kind = events.JoinError.NOT_NEEDED if refused.finished else events.JoinError.CLOSED
             self._answer(events.JoinFailed(kind, refused.why))
-        elif self._seated and session.view.fenced is not None:
+        elif self._comes_again and is_lost(session.view):
             self.new_id()
-            self._seated = False
+            self._seated = self._comes_again = False
             self._ask()
         else:
             self._answer(events.JoinFailed(events.JoinError.REFUSED, refused.why))

@@ -21,11 +21,13 @@ from rallypoint.rendezvous.core.events import (
     Close,
     Disconnected,
     Event,
+    Exclude,
     Fail,
     Finish,
     Join,
     Leave,
     Lost,
+    Notify,
     Reconnected,
     RoundOpened,
     RoundSealed,
@@ -33,6 +35,7 @@ from rallypoint.rendezvous.core.events import (
     Timer,
 )
 from rallypoint.rendezvous.core.invariants import check_state, check_step
+from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import (
     PLACES,
     Closed,
@@ -48,7 +51,10 @@ from rallypoint.rendezvous.core.state import (
 )
 
 NODES = ("a", "b", "c")
-FAULTS = ("lost", "leave", "fail", "cut", "close", "replace", "again", "late timer", "finish")
+FAULTS = (
+    "lost", "leave", "fail", "cut", "close", "replace", "again", "late timer", "finish",
+    "notify", "exclude",
+)  # fmt: skip
 LAST_ROUND = 2
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 FINISHED_FAULT = "finish"
@@ -188,6 +194,11 @@ def _node_can(world: World, name: NodeId, settings: Settings) -> Iterator[tuple[
         yield f"lost {who}", "lost", Lost(who, Cause.LEASE)
     if "leave" in left:
         yield f"leave {who}", "leave", Leave(who)
+    if "notify" in left:
+        yield f"notify {who}", "notify", Notify(who, "a notice")
+    if "exclude" in left:
+        out = Exclude(Aspect.NODE, who, "bad", "a user", 60.0)
+        yield f"exclude {who}", "exclude", out
     member = find(state, who)
     if member is not None and not member.connected:
         yield f"reconnect {who}", "", Reconnected(who)
@@ -233,7 +244,7 @@ def key(world: World) -> bytes:
     if isinstance(phase, Sealed):
         phase = change(phase, record=change(phase.record, reason=""))
     elif isinstance(phase, Closed):
-        phase = Closed(phase.round, "", "", "", phase.finished)
+        phase = Closed(phase.round, "", "", "", phase.verdict)
     bare = change(
         state, phase=phase, opened_by="", opening="", arrivals=0,
         fenced=dict.fromkeys(state.fenced, ""), failures=state.failures[:1], **places,
@@ -279,7 +290,8 @@ def _passed_over(before: State, event: Event, after: State) -> str:
     record = after.phase.record if isinstance(after.phase, Sealed) else None
     seated = {seat.node.id for seat in record.seats} if record else set()
     for node in before.participants:
-        gone = node in after.fenced or node in after.finished
+        put_out = any(node in out.nodes for out in after.exclusions)
+        gone = node in after.fenced or node in after.finished or put_out
         left = isinstance(event, Leave) and event.node == node
         if node not in seated and not gone and not left:
             return f"G1: a round was sealed without {node}, who is alive"

@@ -10,10 +10,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rallypoint.agent import events, policy
+from rallypoint.agent.admission import Admit, Rules
 from rallypoint.agent.agent import events_of
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import (
     Assignment,
+    Refusal,
     Refused,
     RoundOpened,
 )
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
 OVERLOOKED_SECONDS = 2.0  # in which an agent must have acted on the end of its round
+
+
+def is_lost(view: View) -> bool:
+    """Return whether a node was shut out as lost: it comes back with another id (L2)."""
+    return view.fenced is not None and view.fenced.refusal is Refusal.FENCED
 
 
 class Agent(ABC):
@@ -42,8 +49,12 @@ class Agent(ABC):
         self.host = host
         self.name = f"n{host}" + "'" * number
         self.process = Process(world.clockwork, self.name, world.clockwork.random.random() * 1e6)
+        plan = world.plan
         self.state = policy.AgentState(
-            node=self.name, local_world_size=1, stop_grace_seconds=world.plan.stop_seconds
+            node=self.name,
+            local_world_size=1,
+            stop_grace_seconds=plan.stop_seconds,
+            rules=Rules(Admit(plan.admit), grace_seconds=plan.save_seconds),
         )
         self.exit: events.Exit | None = None
         self.left = False
@@ -110,12 +121,12 @@ class Agent(ABC):
             return
         item = self._inbox.popleft()
         if isinstance(item, View):
-            told = events_of(item, self.seen)
+            told = events_of(item, self.seen, self.node_id)
             self.seen = item
             self._inbox.extendleft(reversed(told))
         elif isinstance(item, events.Sealed):
             self.seen = self.view()
-            told = events_of(self.seen, View(fenced=self.fenced_at_join))
+            told = events_of(self.seen, View(fenced=self.fenced_at_join), self.node_id)
             self._inbox.extendleft(reversed(told))
             self._decide(item)
         else:
@@ -158,8 +169,12 @@ class Agent(ABC):
                 self.finish()
             case events.Leave(why=why):
                 self._leave(why)
-            case events.StartAdmitTimer(round=number, seconds=seconds):
-                self.process.call_later(seconds, self.put, events.AdmitDue(number))
+            case events.AskToSave():
+                self.world.saves.ask(self, action)
+            case events.StartAdmitTimer(round=number, seconds=seconds, timer=timer):
+                self.process.call_later(seconds, self.put, events.AdmitDue(number, timer))
+            case events.StartBackoffTimer(round=number, seconds=seconds):
+                self.process.call_later(seconds, self.put, events.BackoffOver(number))
             case events.Exit():
                 self._exit(action)
 

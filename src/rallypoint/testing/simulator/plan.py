@@ -35,13 +35,17 @@ class Kind(StrEnum):
     SERVER_JUMP = "let the server's clock jump forward"
     SERVER_KILL = "kill the server; it starts again from its disk after a while"
     SERVER_POWER = "power off the server; it starts again from what its disk had synced"
+    SERVER_TWIN = "stop the server until another has taken over, and for a while; it goes on"
+    SERVER_FULL = "let the server's disk be full for a while"
     SERVER_LOST = "kill the server; it starts again without its disk after a while"
     CLOSE = "close the run"
+    NOTICE = "give notice that a node will leave"
+    EXCLUDE = "keep a node out for a while"
 
 
 SERVER_KINDS = {
     Kind.SERVER_PAUSE, Kind.SERVER_SLOW, Kind.SERVER_JUMP, Kind.SERVER_KILL,
-    Kind.SERVER_POWER, Kind.SERVER_LOST,
+    Kind.SERVER_POWER, Kind.SERVER_LOST, Kind.SERVER_TWIN, Kind.SERVER_FULL,
 }  # fmt: skip
 STEP_KINDS = {Kind.KILL_STEP, Kind.PAUSE_STEP}
 
@@ -88,6 +92,9 @@ class Plan(msgspec.Struct, frozen=True):
         shared: run without a server, over a compare-and-set store.
         fault_seconds: when faults stop.
         resume_seconds: how long the server keeps the results of a client that is gone.
+        disk_seconds: least and most time that the server's disk takes to write, and to sync.
+        admit: what is done about newcomers: "now", "checkpoint" or "never".
+        save_seconds: time that workers have to save.
     """
 
     seed: int
@@ -103,13 +110,17 @@ class Plan(msgspec.Struct, frozen=True):
     shared: bool = False
     fault_seconds: float = 30.0
     resume_seconds: float = 60.0
+    disk_seconds: tuple[float, float] = (0.0002, 0.005)
+    admit: str = "now"
+    save_seconds: float = 5.0
 
     @property
     def bound_seconds(self) -> float:
         """Return the time after the last fault in which everything must have settled."""
         s = self.settings
         waits = s.rejoin_seconds + s.replacement_seconds + s.last_call_seconds
-        return 3 * s.lease_seconds + 2 * waits + 2 * self.stop_seconds + 15.0
+        waits += self.stop_seconds + self.save_seconds
+        return 3 * s.lease_seconds + 2 * waits + 15.0
 
     def lines(self) -> list[str]:
         """Return it as lines for people."""
@@ -120,7 +131,8 @@ class Plan(msgspec.Struct, frozen=True):
             f"{'shared' if self.shared else 'hosted'}, {self.stores} store clients",
             f"lease {s.lease_seconds:g} s, grace {s.grace_seconds:g}, last call "
             f"{s.last_call_seconds:g}, rejoin {s.rejoin_seconds:g}, replacement "
-            f"{s.replacement_seconds:g}, work {self.work_seconds:g}, stop {self.stop_seconds:g}",
+            f"{s.replacement_seconds:g}, work {self.work_seconds:g}, stop {self.stop_seconds:g}, "
+            f"quarantine {s.quarantine_failures}, admit {self.admit}, save {self.save_seconds:g}",
         ]
         return head + [f"  {fault.line()}" for fault in self.faults]
 
@@ -129,8 +141,9 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.KILL: 4, Kind.VANISH: 3, Kind.PAUSE: 4, Kind.SLOW: 1, Kind.JUMP: 1, Kind.WORKER: 3,
     Kind.LEAVE: 2, Kind.COME: 4, Kind.CUT: 4, Kind.CUT_NEAR: 2, Kind.CUT_FAR: 2, Kind.PART: 3,
     Kind.PART_UP: 2, Kind.PART_DOWN: 2, Kind.KILL_STEP: 4, Kind.PAUSE_STEP: 3,
-    Kind.SERVER_PAUSE: 3, Kind.SERVER_SLOW: 1, Kind.SERVER_JUMP: 1, Kind.SERVER_KILL: 2,
-    Kind.SERVER_POWER: 1, Kind.SERVER_LOST: 1, Kind.CLOSE: 1,
+    Kind.SERVER_PAUSE: 3, Kind.SERVER_SLOW: 1, Kind.SERVER_JUMP: 1, Kind.SERVER_KILL: 3,
+    Kind.SERVER_POWER: 3, Kind.SERVER_LOST: 1, Kind.SERVER_TWIN: 2, Kind.SERVER_FULL: 1,
+    Kind.CLOSE: 1, Kind.NOTICE: 2, Kind.EXCLUDE: 2,
 }  # fmt: skip
 
 
@@ -149,6 +162,9 @@ def settings_from(dice: random.Random, nodes: int) -> Settings:
         replacement_seconds=dice.choice([0.0, 0.0, 1.0, 3.0]),
         lease_seconds=lease,
         grace_seconds=dice.choice([0.2, 1.0, lease]),
+        steady_seconds=dice.choice([1.0, 300.0]),
+        quarantine_failures=dice.choice([0, 0, 0, 1, 2]),
+        quarantine_seconds=dice.choice([1.0, 600.0]),
     )
 
 
@@ -182,4 +198,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         shared=alone,
         fault_seconds=window,
         resume_seconds=dice.choice([2.0, 60.0]),
+        disk_seconds=dice.choice([(0.0002, 0.005), (0.005, 0.2)]),
+        admit=dice.choice(["now", "now", "checkpoint", "never"]),
+        save_seconds=dice.choice([1.0, 5.0]),
     )

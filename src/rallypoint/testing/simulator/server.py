@@ -1,59 +1,37 @@
-"""The real server on a simulated loop, with a disk that may lose what it has not synced.
+"""The real server on a simulated loop, durable on a simulated disk.
 
-`Server`, `Connection`, `RunHost` and `Space` are the shipped ones; only their event loop,
-sockets and clock are simulated. What is stored is written to the `Disk` before anything is
-told (the order that the core asks of its hosts), and read back when the server starts again.
+`Server`, `Connection`, `RunHost`, `Space`, `Scribe` and what restores them are the shipped
+ones; only their event loop, sockets, clock and journal are simulated. Two of them can be there
+at once: one that was stopped until another had taken over, and goes on.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from rallypoint.rendezvous.core.advance import advance, timers
-from rallypoint.rendezvous.core.codec import decode, encode
-from rallypoint.rendezvous.core.events import Disconnected
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.core.advance import Step, timers
+from rallypoint.rendezvous.core.events import Event
 from rallypoint.rendezvous.core.state import PLACES, NodeId, State
 from rallypoint.server import runs
+from rallypoint.server.connection import Connection
+from rallypoint.server.durable import Keeper
+from rallypoint.server.fault import Faults
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 from rallypoint.testing.simulator.clockwork import Process, finish
+from rallypoint.testing.simulator.disk import (
+    LEASE_SECONDS,
+    Disk,
+    SimulatedJournal,
+    SimulatedWriter,
+)
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.world import World
 
-
-class Disk:
-    """Remembers the newest state of the run: what was written, and what of it was synced.
-
-    Args:
-        sync_at_once: False keeps writes in the cache until `sync`; a fault to be found.
-    """
-
-    def __init__(self, sync_at_once: bool = True) -> None:
-        self.sync_at_once = sync_at_once
-        self._synced: bytes | None = None
-        self._written: bytes | None = None
-
-    def write(self, data: bytes) -> None:
-        """Write a state."""
-        self._written = data
-        if self.sync_at_once:
-            self.sync()
-
-    def sync(self) -> None:
-        """Let what was written survive a power loss."""
-        self._synced = self._written
-
-    def lose_power(self) -> None:
-        """Forget what was not synced."""
-        self._written = self._synced
-
-    def wipe(self) -> None:
-        """Forget everything."""
-        self._written = self._synced = None
-
-    def read(self) -> bytes | None:
-        """Return the newest state that is left."""
-        return self._written
+Done = tuple[State, Step, tuple[Event, ...]]
 
 
 class _Socket:
@@ -65,36 +43,69 @@ class _Socket:
 
 
 class WatchedHost(runs.RunHost):
-    """A run's host that remembers since when each node has had its session."""
+    """A run's host that remembers since when each node has had its session.
 
-    bound_at: dict[NodeId, float]
-    lost_at: dict[NodeId, float]
+    `steps` is what it has done that is not durable yet.
+    """
 
-    def watch(self, process: Process) -> None:
-        """Begin to remember."""
-        self.process, self.bound_at, self.lost_at = process, {}, {}
+    def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
+        super().__init__(run_id, loop, where)
+        self.bound_at: dict[NodeId, float] = {}
+        self.lost_at: dict[NodeId, float] = {}
+        self.steps: list[Done] = []
 
     def _bind(self, session: runs.Session, node: NodeId) -> None:
         super()._bind(session, node)
-        self.bound_at[node] = self.process.time()
+        self.bound_at[node] = self._loop.time()
 
     def disconnected(self, session: runs.Session) -> None:
         """See the base."""
         if session.node is not None and self.sessions.get(session.node) is session:
-            self.lost_at[session.node] = self.process.time()
+            self.lost_at[session.node] = self._loop.time()
         super().disconnected(session)
 
     def adopt(self, state: State) -> None:
-        """Go on from a stored state: every lease begins anew."""
-        self.state = state
-        if state.settings is None:
-            return
-        self._forgiving_until = self._loop.time() + state.settings.lease_seconds
-        self._set_timers(advance(state))
+        """See the base."""
+        super().adopt(state)
         for node in [node for place in PLACES for node in getattr(state, place)]:
-            self._submit(Disconnected(node))
-            self._start_grace(node)
-            self.lost_at[node] = self.process.time()
+            self.lost_at[node] = self._loop.time()
+
+
+class StrictFaults(Faults):
+    """Here a fault of ours is what is looked for: it ends the simulation."""
+
+    def of_run(self, run_id: str, error: Exception) -> None:
+        """See the base."""
+        raise error
+
+    def of_space(self, run_id: str, error: Exception) -> None:
+        """See the base."""
+        raise error
+
+    def of_connection(self, connection: Connection, error: Exception) -> None:
+        """See the base."""
+        raise error
+
+    def of_question(self, error: Exception) -> str:
+        """See the base."""
+        raise error
+
+
+class HostedServer(Server):
+    """The shipped server, as a simulated process."""
+
+    def __init__(
+        self, options: Options, process: Process, host: Callable[..., runs.RunHost]
+    ) -> None:
+        self.make_run = host
+        self._process = process
+        super().__init__(options, [cast(Any, _Socket())])
+        self.faults = StrictFaults(self)
+
+    def fence(self, error: BaseException) -> None:
+        """See the base; its process ends."""
+        super().fence(error)
+        self._process.kill()
 
 
 class SimulatedServer:
@@ -108,7 +119,7 @@ class SimulatedServer:
     def __init__(self, world: "World", disk: Disk) -> None:
         self.world = world
         self.disk = disk
-        self._options = Options(resume_seconds=world.plan.resume_seconds)
+        self._options = Options(resume_seconds=world.plan.resume_seconds, insecure=True)
         self.life = 0  # grows when it forgets everything
         self.starts = 0
         self.held_up = 0  # how often it was paused, or its clock jumped
@@ -116,6 +127,7 @@ class SimulatedServer:
         self.lives: dict[str, int] = {}
         self.process: Process | None = None
         self.host: WatchedHost | None = None
+        self._hosts: list[WatchedHost] = []  # those of servers that were replaced, too
 
     def start(self) -> None:
         """Start it from its disk."""
@@ -126,44 +138,81 @@ class SimulatedServer:
         process = Process(self.world.clockwork, f"server{self.starts}", offset)
         self.world.inherit_blocks(process.name)
         self.lives[process.name] = self.life
+        self.process = process
         loop = cast(Any, process)
         asyncio._set_running_loop(loop)
         try:
-            server = Server(self._options, [cast(Any, _Socket())])
+            server = HostedServer(self._options, process, self._make_host)
         finally:
             asyncio._set_running_loop(None)
-        server.epoch = self.starts
-        run_id = self.world.run_id
-        host = WatchedHost(run_id, loop, "the server")
-        host.watch(process)
-        server.runs[run_id] = host
-        self.process, self.host = process, host
+        journal = SimulatedJournal(self.disk, process)
+        opened = journal.open(Deadline(0.0))
+        writer = SimulatedWriter(
+            self.world, process, journal, self.disk, partial(self._noted, server)
+        )
+        Keeper(server, journal, opened, writer)
+        self.world.checker.begins(timers(server.run(self.world.run_id).state))
         finish(server.start())
-        stored = self.disk.read()
-        if stored is not None:
-            host.adopt(decode(stored))
-            self.world.checker.begins(timers(host.state))
-        self.world.note("server", f"has started (life {self.life})")
+        self.world.note("server", f"has started (life {self.life}, epoch {opened.epoch})")
 
-    def store(self, state: State) -> None:
-        """Write a state; called before anybody is told of it."""
-        self.disk.write(encode(state))
+    def _make_host(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> WatchedHost:
+        self.host = host = WatchedHost(run_id, loop, "the server")
+        self._hosts = [h for h in self._hosts if cast(Any, h._loop).alive] + [host]
+        return host
+
+    def owner(self, state: State) -> WatchedHost | None:
+        """Return the host whose state this is."""
+        return next((host for host in self._hosts if host.state is state), None)
+
+    def _noted(self, server: Server) -> Callable[[], None]:
+        """Return what makes the steps so far part of what has happened."""
+        host = cast(WatchedHost, server.run(self.world.run_id))
+        steps, host.steps = host.steps, []
+        return partial(self._happened, steps)
+
+    def _happened(self, steps: list[Done]) -> None:
+        for before, step, events in steps:
+            self.world.checker.happened(before, step, events)
 
     def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
         """End it; it starts again after a while."""
-        if self.process is None or not self.process.alive:
+        process = self.process
+        if process is None or not process.alive:
             return
         if power:
             self.disk.lose_power()
-            self.world.network.vanish(self.process)
+            self.world.network.vanish(process)
         else:
-            self.process.kill()
+            process.kill()
         if lost:
             self.disk.wipe()
             self.life += 1
         self.host = None
+        self._start_later(back_seconds, process)
+
+    def replace(self, seconds: float) -> None:
+        """Stop it; another one takes over when its lease is over, and then it goes on."""
+        process = self.process
+        if process is None or not process.alive:
+            return
+        process.pause()
+        self._start_later(LEASE_SECONDS, process)
         clockwork = self.world.clockwork
-        clockwork.add(clockwork.world, back_seconds, False, self.start)
+        clockwork.add(clockwork.world, LEASE_SECONDS + seconds, False, process.go_on)
+
+    def fill_disk(self, seconds: float) -> None:
+        """Let the disk have no room for a while."""
+        self.disk.full = True
+        clockwork = self.world.clockwork
+        clockwork.add(clockwork.world, seconds, False, setattr, self.disk, "full", False)
+
+    def _start_later(self, seconds: float, after: Process) -> None:
+        clockwork = self.world.clockwork
+        clockwork.add(clockwork.world, seconds, False, self._start_after, after)
+
+    def _start_after(self, former: Process) -> None:
+        if self.process is former:  # nobody else was faster
+            self.start()
 
     @property
     def state(self) -> State | None:

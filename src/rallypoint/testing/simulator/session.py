@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rallypoint.testing.simulator.network import End
     from rallypoint.testing.simulator.world import World
 
-ATTEMPT_SECONDS = 5.0
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 _BEAT = p.frame(wire.Beat())
 
@@ -51,7 +50,7 @@ class Client:
         """Begin an attempt to connect."""
         self._attempts += 1
         number = self._attempts
-        self._limit = self.process.call_later(ATTEMPT_SECONDS, self._failed, number)
+        self._limit = self.process.call_later(dialogue.ATTEMPT_SECONDS, self._failed, number)
         self.world.network.connect(
             self.process, self.world.server.process, self, lambda end: self._opened(end, number)
         )
@@ -248,7 +247,6 @@ class NodeSession(Client):
             if isinstance(message, Refused) and message.refusal is not Refusal.FENCED:
                 self.refused = message
                 self._changed(self.view)
-            else:
-                self.update(wire.told(self.view, message))
+            self.update(wire.told(self.view, message))
         elif isinstance(body, wire.Done | wire.Answer):
             self._answer(body.id, True)

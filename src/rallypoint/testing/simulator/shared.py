@@ -21,7 +21,7 @@ from rallypoint.errors import (
 )
 from rallypoint.rendezvous import exchange
 from rallypoint.rendezvous.api import RendezvousTimeout
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.coordinator import Order, View
 from rallypoint.rendezvous.core.advance import Step, timers
 from rallypoint.rendezvous.core.codec import decode
 from rallypoint.rendezvous.core.state import Failure, State
@@ -29,9 +29,10 @@ from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.shared import SharedCoordinator
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.simulator.cell import Cell, Killed, NodeBackend
+from rallypoint.testing.simulator.checks import what_of
 from rallypoint.testing.simulator.clockwork import Handle, Process
-from rallypoint.testing.simulator.node import Agent
-from rallypoint.testing.simulator.server import Disk
+from rallypoint.testing.simulator.disk import Disk
+from rallypoint.testing.simulator.node import Agent, is_lost
 from rallypoint.testing.simulator.shared_checks import SharedChecker
 from rallypoint.testing.simulator.world import World
 
@@ -63,6 +64,9 @@ def settings_of(plan: "Plan") -> RendezvousSettings:
         disconnect_grace=s.grace_seconds,
         replacement_wait=s.replacement_seconds,
         rejoin_timeout=s.rejoin_seconds,
+        steady_after=s.steady_seconds,
+        quarantine_failures=s.quarantine_failures,
+        quarantine_time=s.quarantine_seconds,
     )
 
 
@@ -81,7 +85,7 @@ class SharedNode(Agent):
         self._deadline = Deadline(0.0, self.process.time)
         self._why = ""
         self._waits = False
-        self._seated = False
+        self._seated = self._comes_again = False  # as in `hosted`
         self._ticking = False
         self._again = False
         self._failures = 0
@@ -130,8 +134,10 @@ class SharedNode(Agent):
         self._why, self._waits = why, True
         self._deadline = Deadline(self.world.plan.join_seconds, self.process.time)
         if self.view().fenced is not None:
-            self.new_id()
             self._seated = False
+            if is_lost(self.view()):
+                self.new_id()
+        self._comes_again = self._seated or not self.world.plan.slots
         self.process.call_later(self.world.plan.join_seconds, self._timed_out, self.asking)
         self._ask()
 
@@ -154,6 +160,7 @@ class SharedNode(Agent):
             self._failed(error)
         finally:
             self._blocked = False
+        self._pump()
 
     def _look(self) -> None:
         if not self._waits or self._blocked:
@@ -172,9 +179,9 @@ class SharedNode(Agent):
     def _failed(self, error: RallypointError) -> None:
         if not self._waits:
             return
-        if self._seated and self.view().fenced is not None:
+        if self._comes_again and is_lost(self.view()):
             self.new_id()
-            self._seated = False
+            self._seated = self._comes_again = False
             self.process.soon(self._ask)
             return
         self._waits = False
@@ -247,9 +254,17 @@ class StoreHost:
 
     def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
         """It is out of reach for a while; what it acknowledged, it keeps."""
+        self.replace(back_seconds)
+
+    def replace(self, seconds: float) -> None:
+        """It is out of reach for a while."""
         self.process.pause()
         clockwork = self.world.clockwork
-        clockwork.add(clockwork.world, back_seconds, False, self.process.go_on)
+        clockwork.add(clockwork.world, seconds, False, self.process.go_on)
+
+    def fill_disk(self, seconds: float) -> None:
+        """It takes nothing for a while."""
+        self.replace(seconds)
 
 
 class SharedWorld(World):
@@ -285,15 +300,15 @@ class SharedWorld(World):
         """Return the run's state."""
         return self.seen
 
-    def close(self) -> None:
-        """Somebody closes the run."""
-        self.truth.closed = True
-        process = Process(self.clockwork, "closer", 0.0)
-        closer = SharedCoordinator(
+    def order(self, event: Order) -> None:
+        """Somebody who takes no part has something done to the run."""
+        self.truth.orders.add(what_of(event))
+        process = Process(self.clockwork, f"user{len(self.truth.orders)}", 0.0)
+        user = SharedCoordinator(
             NodeBackend(self.cell, process), self.store, settings_of(self.plan),
             clock=process.time, threaded=False, pause=NodeBackend(self.cell, process).wait,
         )  # fmt: skip
-        process.soon(lambda: closer.close("enough", Deadline(CALL_SECONDS, process.time)))
+        process.soon(lambda: user.order(event, Deadline(CALL_SECONDS, process.time)))
 
 
 __all__ = ["SharedNode", "SharedWorld", "policy"]

@@ -42,6 +42,7 @@ class SharedChecker(Checker):
         self._losses(before, after)
         self._sealing(before, step)
         self.truth.fenced.update(after.fenced)
+        self.truth.fenced.update(node for out in after.exclusions for node in out.nodes)
         self.truth.fenced.update(
             node for place in PLACES for node in getattr(before, place) if not _is_in(after, node)
         )

@@ -36,12 +36,13 @@ class StoreClient(Client):
         process = Process(world.clockwork, f"store{number}", world.clockwork.random.random() * 1e6)
         super().__init__(world, process, process.name.encode())
         self.name = process.name
-        self.history: list[tuple[int, Call]] = []  # with the server's start that answered
+        self.history: list[tuple[int, Call]] = []  # with the server's life that answered
         self._open: dict[int, tuple[p.StoreRequest, float]] = {}
         self._sent_to: dict[int, int] = {}
         self._acked: list[int] = []
         self._last_id = 0
-        self._epoch = self._record = 0
+        self._epoch, self._record = 0, (0, 0)
+        self._life = 0
         self._resting = False
 
     def begin(self) -> None:
@@ -76,7 +77,7 @@ class StoreClient(Client):
 
     def _give_up(self, number: int) -> None:
         if number in self._open:
-            self._end(number, self._sent_to.get(number, self._epoch), UNKNOWN)
+            self._end(number, self._sent_to.get(number, self._life), UNKNOWN)
 
     def _request(self, number: int) -> p.StoreRequest:
         dice = self.world.clockwork.random
@@ -94,14 +95,16 @@ class StoreClient(Client):
         if self.ready:
             low = min(self._open)
             acked, self._acked = tuple(self._acked), []
-            self._sent_to[number] = self._epoch
+            self._sent_to[number] = self._life
             self.write(p.frame(p.Call(number, low, self._open[number][0], acked)))
 
     def welcomed(self, welcome: p.Welcome) -> None:
         """Send again what was not answered; or let it end in doubt."""
-        same = (welcome.epoch, welcome.record) == (self._epoch, self._record)
-        known = welcome.resumed and same
-        self._epoch, self._record = welcome.epoch, welcome.record
+        record = (welcome.since, welcome.record)
+        known = welcome.resumed and record == self._record
+        self._epoch, self._record = welcome.epoch, record
+        if self.end is not None:
+            self._life = self.world.server.lives[self.end.peer.process.name]
         for number in sorted(self._open):
             request = self._open[number][0]
             never_sent = number not in self._sent_to
@@ -119,14 +122,14 @@ class StoreClient(Client):
             self._open.pop(body.id)  # it waited in vain, or was refused: no effect
             self._think()
         else:
-            self._end(body.id, self._epoch, body.result)
+            self._end(body.id, self._life, body.result)
         if self._open and min(self._open) < body.id and not isinstance(request, p.REPEATABLE):
             self._acked.append(body.id)
 
-    def _end(self, number: int, epoch: int, result: Any) -> None:
+    def _end(self, number: int, life: int, result: Any) -> None:
         request, asked = self._open.pop(number)
         answered = float("inf") if result is UNKNOWN else self.world.clockwork.now
-        self.history.append((epoch, Call(self.name, request, asked, answered, result)))
+        self.history.append((life, Call(self.name, request, asked, answered, result)))
         self._think()
 
     def seen(self) -> list[tuple[int, Call]]:
@@ -140,11 +143,11 @@ class StoreClient(Client):
 
 
 def check_histories(clients: Iterable[StoreClient]) -> None:
-    """Check the calls that each start of the server has answered."""
-    by_start: dict[int, list[Call]] = {}
+    """Check the calls that each life of the server has answered, whatever its restarts."""
+    by_life: dict[int, list[Call]] = {}
     for client in clients:
-        for start, call in client.seen():
-            by_start.setdefault(start, []).append(call)
-    for calls in by_start.values():
+        for life, call in client.seen():
+            by_life.setdefault(life, []).append(call)
+    for calls in by_life.values():
         if why := explain(calls):
             raise Violation("linearizability", why)

@@ -11,19 +11,22 @@ from typing import Any
 from rallypoint.agent import events as agent_events
 from rallypoint.agent import policy
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.core.advance import Step
-from rallypoint.rendezvous.core.events import Assignment, Close
+from rallypoint.rendezvous.core.events import Assignment
 from rallypoint.rendezvous.core.state import PLACES, Closed, Sealed, State
 from rallypoint.server import runs
 from rallypoint.store import protocol as p
-from rallypoint.testing.simulator.checks import Checker, Truth, Violation
+from rallypoint.testing.simulator.checks import Checker, Truth, Violation, what_of
 from rallypoint.testing.simulator.clockwork import Clockwork, Process
+from rallypoint.testing.simulator.disk import Disk
 from rallypoint.testing.simulator.faults import Faults
 from rallypoint.testing.simulator.hosted import HostedNode
 from rallypoint.testing.simulator.network import End, Network
 from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import Plan
-from rallypoint.testing.simulator.server import Disk, SimulatedServer
+from rallypoint.testing.simulator.saving import Saves
+from rallypoint.testing.simulator.server import SimulatedServer
 from rallypoint.testing.simulator.session import NodeSession
 from rallypoint.testing.simulator.stores import StoreClient, check_histories
 
@@ -62,6 +65,7 @@ class World:
         self.agents: list[Agent] = []  # by machine: the newest agent there
         self.stores: list[StoreClient] = []
         self.faults = Faults(self)
+        self.saves = Saves(self)
         self._ports = 20_000
 
     # -- for its parts -------------------------------------------------------------------------
@@ -210,7 +214,8 @@ class World:
         if isinstance(phase, Sealed):
             number = (state.incarnation, phase.record.number)
             seat = agent.working
-            if agent.node_id in state.spares and isinstance(agent.state.phase, policy.Joining):
+            may_wait = state.spares | (state.waiting if self.plan.admit == "never" else {})
+            if agent.node_id in may_wait and isinstance(agent.state.phase, policy.Joining):
                 return ""
             if agent.node_id not in state.participants:
                 return f"is not in round {number}, and no spare: {agent.state.phase}"
@@ -227,13 +232,14 @@ class World:
         """Return the run's state."""
         return self.server.state
 
-    def close(self) -> None:
-        """Somebody closes the run."""
-        self.truth.closed = True
-        closer = NodeSession(self, Process(self.clockwork, "closer", 0.0), 9.0, lambda _view: None)
-        closer.connect()
-        done: Callable[[bool], None] = lambda _done: closer.stop()  # noqa: E731
-        closer.ask(lambda i: wire.Ask(i, Close("a user", "enough")), 60.0, done)
+    def order(self, event: Order) -> None:
+        """Somebody who takes no part has something done to the run."""
+        self.truth.orders.add(what_of(event))
+        name = f"user{len(self.truth.orders)}"
+        user = NodeSession(self, Process(self.clockwork, name, 0.0), 9.0, lambda _view: None)
+        user.connect()
+        done: Callable[[bool], None] = lambda _done: user.stop()  # noqa: E731
+        user.ask(lambda i: wire.Ask(i, event), 60.0, done)
 
 
 def run(plan: Plan, trace: bool = False) -> Result:

@@ -20,7 +20,10 @@ function listen() {
   const source = new EventSource(`/api/v1/events${query}`);
   state.source = source;
   source.onopen = () => live(true);
-  source.onerror = () => live(false);
+  source.onerror = () => {
+    live(false);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+  };
   source.addEventListener("server", (event) => takeServer(JSON.parse(event.data)));
   source.addEventListener("run", (event) => {
     state.run = JSON.parse(event.data);
@@ -48,8 +51,13 @@ function takeServer(server) {
     count(server.connections, "connection", "connections"),
     `loop ${(server.lag_seconds * 1000).toFixed(0)} ms late`, bytes(server.memory_bytes),
     ...(server.access.startsWith("INSECURE") ? [server.access] : []),
+    ...(server.role ? [server.role] : []),
+    ...(server.durable ? [`kept in ${server.durable.where}`] : []),
+    ...(server.durable && server.durable.trouble ? [server.durable.trouble] : []),
+    ...(server.faults ? [`${server.faults} internal errors, see its log`] : []),
   ].join("  ·  "));
-  $("health").classList.toggle("bad", server.lag_seconds > 0.5);
+  const trouble = Boolean(server.durable && server.durable.trouble);
+  $("health").classList.toggle("bad", server.lag_seconds > 0.5 || server.faults > 0 || trouble);
   write($("where"), server.endpoint);
   write($("empty-title"), state.wanted === null ? "No run yet" : `Run ${state.wanted} is not known here yet`);
   $("empty").hidden = Boolean(state.run);
@@ -171,6 +179,8 @@ function drawFacts(run) {
     facts.push(["lease", `${s.lease} s`], ["last call", `${s.last_call} s`]);
     facts.push(["opened by", run.opened_by]);
   }
+  for (const notice of run.notices) facts.push(["will leave", `${notice.node}: ${notice.why}${notice.remaining_seconds === null ? "" : `, in ${duration(notice.remaining_seconds)}`} (by ${notice.by})`]);
+  for (const out of run.exclusions) facts.push(["kept out", `${out.aspect} ${out.name}: ${out.why} (by ${out.by}${out.remaining_seconds === null ? "" : `, ${duration(out.remaining_seconds)} more`})`]);
   if (run.shut_out.length) facts.push(["last shut out", run.shut_out[0].why]);
   const parts = facts.flatMap(([name, value]) => [make("div", {}, make("dt", {}, name), make("dd", {}, value))]);
   $("facts").replaceChildren(...parts);

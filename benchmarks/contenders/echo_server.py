@@ -1,0 +1,57 @@
+"""What answers every request with the same bytes and does nothing else: the floor of a call.
+
+python echo_server.py uvloop|blocking
+"""
+
+import asyncio
+import socket
+import sys
+import threading
+from typing import Any, cast
+
+import line
+
+ANSWER = b"a" * 40  # as long as our answer to a get of 32 bytes
+
+
+class Echo(asyncio.Protocol):
+    """One client on the event loop that our server runs on."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer."""
+        self.transport.write(ANSWER)
+
+
+def on_uvloop(listener: socket.socket) -> None:
+    """Answer on an event loop."""
+    import uvloop
+
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(Echo, sock=listener)
+        await server.serve_forever()
+
+    uvloop.run(serve())
+
+
+def blocking(listener: socket.socket) -> None:
+    """Answer one client after the other, with blocking calls."""
+    while True:
+        client, _ = listener.accept()
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while client.recv(65536):
+            client.sendall(ANSWER)
+
+
+def start(how: str) -> dict[str, Any]:
+    """Listen in a thread; return the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    serve = {"uvloop": on_uvloop, "blocking": blocking}[how]
+    threading.Thread(target=serve, args=(listener,), daemon=True).start()
+    return {"port": listener.getsockname()[1]}
+
+
+line.serve({"port": lambda: start(sys.argv[1])})

@@ -1,0 +1,169 @@
+"""`rallypoint check`: is this node fit to take part? Made for `run --health-check`.
+
+Exit codes: 0 it is, 1 it is not, 2 usage.
+"""
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import click
+import msgspec
+from rich.console import Console
+
+from rallypoint.cli.doctor import line
+from rallypoint.deadline import Deadline
+from rallypoint.doctor.examination import Question, examine_all, worst
+from rallypoint.doctor.findings import Finding, Verdict
+from rallypoint.doctor.probe import Probe
+from rallypoint.errors import ParameterError, RallypointError
+from rallypoint.health import judgement, machine, pairs
+from rallypoint.health.judgement import GIB, Pair
+from rallypoint.rendezvous.endpoint import local_address
+from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tls import read_tls
+from rallypoint.store.token import read_token
+
+SCHEMA = "rallypoint.check/1"
+EXIT_WRONG, EXIT_USAGE = 1, 2
+PLAIN_WIDTH = 100
+EXAMPLES = """
+\b
+Examples:
+    rallypoint check --path /scratch --min-disk 50
+    rallypoint check --endpoint first:29400 --run-id digits
+    srun rallypoint check --endpoint first:29400 --run-id check-7 --nodes 4
+    rallypoint run --health-check 'rallypoint check --min-memory 8' ...
+"""
+
+
+@click.command("check", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    metavar="DIR",
+    help="Look at the disk of this directory (again for more). [default: . and /tmp]",
+)
+@click.option(
+    "--min-disk",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="GIB",
+    help="To be free on each disk.",
+)
+@click.option(
+    "--min-memory",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    metavar="GIB",
+    help="Memory to be free.",
+)
+@click.option(
+    "--endpoint",
+    default="",
+    envvar=["RALLYPOINT_ENDPOINT"],
+    metavar="HOST:PORT[,...]",
+    help="Look at the way to this server, too.",
+)
+@click.option(
+    "--run-id",
+    default="",
+    envvar=["RALLYPOINT_RUN_ID"],
+    help="Look at the ways to this run's nodes; with --nodes: name of this check.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Measure all pairs with N - 1 other nodes that run the check now.",
+)
+@click.option("--local-addr", metavar="ADDR", help="Address of this node as others reach it.")
+@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each step may take.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the other nodes may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help=f"Print the document {SCHEMA}.")
+def command(
+    paths: tuple[str, ...], min_disk: float, min_memory: float, endpoint: str, run_id: str,
+    nodes: int | None, local_addr: str | None, token_file: str | None, timeout: float,
+    wait: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Find out whether this node is fit: disk, memory, clock, GPUs, and its links.
+
+    Joins no run. With --nodes, all nodes that run the check at once measure each pair of
+    them, and name the slow and the dead ones.
+    """
+    try:
+        if nodes and not (endpoint and run_id):
+            raise ParameterError("--nodes needs --endpoint and --run-id, where the nodes meet")
+        token = read_token(None, token_file)
+        questions = Question.each(endpoint, run_id, token, 0, read_tls()) if endpoint else []
+        places = paths or (".", "/tmp")  # noqa: S108 - only its free room is looked at
+        bytes_each = (int(min_disk * GIB), int(min_memory * GIB))
+        steps = examine(questions, machine.examine(places, *bytes_each, timeout), timeout)
+        found, measured = _show(steps, as_json), list[Pair]()
+        if nodes and worst(found) is not Verdict.FAIL:
+            store = TCPStore.at(questions[0].target)
+            address = local_addr or local_address(questions[0].host, questions[0].port)
+            deadline = Deadline(wait)
+            label = socket.gethostname()
+            measured, absent = pairs.meet(store, label, address, nodes, timeout, deadline)
+            found += _show(iter([judgement.links(measured, absent)]), as_json)
+            store.close()
+    except ParameterError as error:
+        click.echo(f"rallypoint check: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    except (RallypointError, OSError) as error:
+        click.echo(f"rallypoint check: {error}", err=True)
+        sys.exit(EXIT_WRONG)
+    if as_json:
+        click.echo(document(found, measured))
+    sys.exit(EXIT_WRONG if worst(found) is Verdict.FAIL else 0)
+
+
+def examine(
+    questions: list[Question], steps: Iterator[Finding], timeout: float
+) -> Iterator[Finding]:
+    """Yield what was found: of the machine, then of its way to the server."""
+    yield from steps
+    if questions:
+        yield from examine_all(questions, Probe(timeout))
+
+
+def _show(steps: Iterator[Finding], as_json: bool) -> list[Finding]:
+    console = Console(width=None if os.isatty(1) else PLAIN_WIDTH)
+    found = []
+    for finding in steps:
+        found.append(finding)
+        if not as_json:
+            console.print(line(finding))
+    return found
+
+
+def document(found: list[Finding], measured: list[Pair]) -> str:
+    """Return the findings as JSON."""
+    value = {
+        "schema": SCHEMA,
+        "verdict": worst(found).value,
+        "findings": [dataclasses.asdict(finding) for finding in found],
+        "pairs": measured,
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

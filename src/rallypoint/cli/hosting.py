@@ -1,0 +1,88 @@
+"""Hosting the run's server where the endpoint is this machine's.
+
+The first attempt is made before the node joins. Where the port is another process's, that is
+most often the server of the run, and the node connects to it. Until it does, the attempt is
+made again with growing pauses: a server of an earlier run may be about to end, or the name
+may not be known yet (A4); nothing tells of either.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent import backoff
+from rallypoint.agent.report import complain, say
+from rallypoint.cli.plan import Plan
+from rallypoint.errors import RallypointError
+from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
+from rallypoint.store.places import is_list
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+
+LONGEST_PAUSE_SECONDS = 4.0
+
+
+def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> None:
+    """Start the server if the endpoint is this machine's, now or as soon as it can be had.
+
+    Args:
+        plan: of this node.
+        is_host: True: it must be this machine; False: it is not; None: it is seen.
+        handler: of this node; shut down if hosting fails.
+
+    Raises what `server.spawn.host_if_ours` raises.
+    """
+    from rallypoint.server.spawn import host_if_ours
+    from rallypoint.store.tls import read_tls
+    from rallypoint.store.token import read_token
+
+    params = plan.parameters
+    tls = read_tls(params.config)
+    token = read_token(params.get("token"), params.get("token_file"))
+
+    def attempt() -> None:
+        hosted = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
+        if hosted is not None and hosted.is_local and _means_many(plan):
+            say(
+                f"{params.endpoint} is {', '.join(hosted.addresses)} on this machine, which no "
+                "other one reaches; for nodes on other machines give an address of this one "
+                "as the endpoint, or mend its own name in /etc/hosts"
+            )
+
+    try:
+        attempt()
+    except RallypointError:
+        handler.shutdown()
+        raise
+    if is_host is None and not is_list(params.endpoint):
+        body = threading.Thread(target=_host_later, args=[attempt, handler], daemon=True)
+        body.start()
+
+
+def _means_many(plan: Plan) -> bool:
+    """Whether the endpoint is a name for other machines too: no address, not localhost."""
+    host, _ = parse_rendezvous_endpoint(plan.parameters.endpoint)
+    named = any(letter.isalpha() for letter in host) and ":" not in host
+    return named and host != "localhost" and plan.parameters.max_nodes > 1
+
+
+def _host_later(attempt: Callable[[], None], handler: "DynamicRendezvousHandler") -> None:
+    """Until connected, try again: whoever had the port may have ended (a run before ours)."""
+    connected = threading.Event()
+
+    def look() -> None:
+        if handler.view().connected:
+            connected.set()
+
+    unwatch = handler.on_change(look)
+    try:
+        look()
+        for pause in backoff.pauses():
+            if connected.wait(min(pause, LONGEST_PAUSE_SECONDS)):
+                return
+            attempt()
+    except RallypointError as error:
+        complain(f"cannot host the server of this run: {error}")
+    finally:
+        unwatch()

@@ -1,0 +1,108 @@
+"""`rallypoint serve --state URL`: servers of which one leads and the others take over."""
+
+import asyncio
+import functools
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from rallypoint.errors import ParameterError
+from rallypoint.rendezvous import defaults
+from rallypoint.server.options import Options
+from rallypoint.server.succession import Attend, State, Succession, advertised
+from rallypoint.store.engine_url import redacted
+from rallypoint.store.engines import is_engine_url, open_engine
+from rallypoint.store.places import join_place, parse_place
+
+_OPTIONS = (
+    click.option(
+        "--state",
+        metavar="URL",
+        envvar="RALLYPOINT_STATE",
+        help="Keep runs and stores on etcd://... or redis://..., for several servers.",
+    ),
+    click.option(
+        "--advertise",
+        metavar="ADDRESS:PORT",
+        envvar="RALLYPOINT_ADVERTISE",
+        help="Where clients find this server, if that is not what it is bound to.",
+    ),
+    click.option(
+        "--leader-lease",
+        type=float,
+        metavar="SECONDS",
+        default=defaults.value("leader_lease"),
+        envvar="RALLYPOINT_LEADER_LEASE",
+        show_default=True,
+        help="After so long a silent leader is replaced.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for: see the options."""
+
+    url: str | None
+    advertise: str | None
+    lease: float
+
+    def check(self, data_dir: str | None, until_empty: bool) -> None:
+        """Refuse what is wrong, or does not go together, before anything is bound.
+
+        Raises ParameterError.
+        """
+        if self.url is None:
+            return
+        if not is_engine_url(self.url):
+            raise ParameterError(
+                f"--state {redacted(self.url)}: give etcd[s]://HOST[,HOST...][/PREFIX] or "
+                "redis[s]://HOST[/PREFIX]; a directory of this machine is --data-dir DIR"
+            )
+        for other, given in (("--data-dir", data_dir), ("--until-empty", until_empty)):
+            if given:
+                raise ParameterError(f"--state with {other}: give one of them")
+        if not self.lease > 0:
+            raise ParameterError(f"--leader-lease {self.lease:g}: give seconds above 0")
+        parse_place(self.advertise)
+        open_engine(self.url).close()  # it connects with its first call only
+
+    def at(self, sockets: list[socket.socket]) -> State | None:
+        """Return where the state is and where clients find this server; None: it is alone."""
+        if self.url is None:
+            return None
+        name = f"{socket.gethostname()} pid {os.getpid()} {uuid.uuid4().hex[:8]}"
+        where = advertised(sockets, self.url)
+        if self.advertise:
+            host, port = parse_place(self.advertise, default_port=0)
+            where = join_place(host, port or sockets[0].getsockname()[1])
+        return State(self.url, name, where, self.lease)
+
+
+def state_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of servers that take over, given to the command as `shared`, a `Choice`."""
+
+    @functools.wraps(command)
+    def taking(
+        *, state: str | None, advertise: str | None, leader_lease: float, **options: Any
+    ) -> None:
+        command(shared=Choice(state, advertise, leader_lease), **options)
+
+    return functools.reduce(lambda found, option: option(found), reversed(_OPTIONS), taking)
+
+
+async def serve_in_turn(
+    options: Options, sockets: list[socket.socket], state: State, attend: Attend
+) -> None:
+    """Stand by, and serve whenever this process leads, until SIGTERM or SIGINT."""
+    succession = Succession(options, sockets, state, attend)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, succession.stop)
+    await succession.serve()

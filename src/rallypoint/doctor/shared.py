@@ -1,0 +1,213 @@
+"""Why nodes do not meet where no server is: on an engine (etcd, Redis), or in a shared file.
+
+    engine: name, connect of each host -> what answers -> round trip -> write -> run -> peers
+    file: the path -> round trip -> write -> run -> peers
+
+Whether this node may write is found out by writing: an entry of a random name, deleted again.
+The run is not touched.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rallypoint.deadline import Deadline
+from rallypoint.doctor import findings
+from rallypoint.doctor.examination import ports
+from rallypoint.doctor.findings import Finding, Verdict
+from rallypoint.doctor.probe import Probe
+from rallypoint.errors import (
+    AuthenticationError,
+    ParameterError,
+    RallypointError,
+    StoreConnectionError,
+    StoreLimitError,
+)
+from rallypoint.rendezvous.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
+from rallypoint.rendezvous.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.core import codec
+from rallypoint.rendezvous.core.advance import timers
+from rallypoint.rendezvous.core.state import State
+from rallypoint.rendezvous.reporting import report_of
+from rallypoint.rendezvous.status import run_status
+from rallypoint.store.engine import Engine
+from rallypoint.store.engine_url import redacted
+from rallypoint.store.engines import engine_url, is_engine, open_engine
+from rallypoint.store.file import FileStore
+
+ROUND_TRIPS = 5
+SCRATCH_SECONDS = 60.0  # until what could not be deleted goes by itself
+_VALUE = b"written by rallypoint doctor"
+
+
+def examine_shared(backend: str, endpoint: str, run_id: str, probe: Probe) -> Iterator[Finding]:
+    """Yield what was found, step by step.
+
+    Args:
+        backend: file, etcd or redis.
+        endpoint: path, or hosts and URL, as nodes are given it.
+        run_id: "" to ask about the place only.
+        probe: asks the network, within its limit.
+
+    Raises ParameterError at once for a backend or endpoint that cannot be.
+    """
+    if backend == "file":
+        return _file(Path(endpoint.removeprefix("file://")), run_id, probe)
+    if not is_engine(backend):
+        raise ParameterError(f"--backend {backend}: give core, file, etcd or redis")
+    return _engine(open_engine(engine_url(backend, endpoint)), run_id, probe)
+
+
+def where(backend: str, endpoint: str) -> str:
+    """Return a place, for people."""
+    return endpoint if backend == "file" else redacted(engine_url(backend, endpoint))
+
+
+# -- engines ------------------------------------------------------------------------------
+
+
+def _engine(engine: Engine, run_id: str, probe: Probe) -> Iterator[Finding]:
+    try:
+        each = [list(_reach(*host, engine.name, probe)) for host in engine.hosts]
+        good = [found for found in each if found[-1].verdict is not Verdict.FAIL]
+        for finding in (finding for found in each for finding in found):
+            lesser = bool(good) and finding.verdict is Verdict.FAIL  # one of several is enough
+            yield replace(finding, verdict=Verdict.WARN) if lesser else finding
+        if good or not each:
+            yield from _answers(engine, run_id, probe)
+    finally:
+        engine.close()
+
+
+def _reach(host: str, port: int, name: str, probe: Probe) -> Iterator[Finding]:
+    begun = time.monotonic()
+    try:
+        infos, trouble = probe.resolve(host, port), ""
+    except OSError as error:
+        infos, trouble = [], error.strerror or str(error)
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    yield findings.names(host, addresses, trouble, time.monotonic() - begun)
+    if not infos:
+        return
+    tried = [probe.connect(info) for info in infos]
+    for _, sock in tried:
+        if sock is not None:
+            sock.close()
+    found = findings.reached([place for place, _ in tried], probe.own())
+    if found.verdict is Verdict.FAIL:
+        remedy = f"start {name} there, open port {port} on the way to it, or correct --endpoint"
+        found = replace(found, remedy=remedy)
+    yield found
+
+
+def _answers(engine: Engine, run_id: str, probe: Probe) -> Iterator[Finding]:
+    scratch = f"doctor/{secrets.token_hex(8)}"
+
+    def read() -> None:
+        engine.read([scratch], Deadline(probe.seconds))
+
+    def write() -> None:
+        expire = {scratch: SCRATCH_SECONDS}
+        engine.commit({scratch: None}, {scratch: _VALUE}, Deadline(probe.seconds), expire)
+        seen = engine.read([scratch], Deadline(probe.seconds)).get(scratch)
+        engine.commit({scratch: seen}, {scratch: None}, Deadline(probe.seconds))
+
+    try:
+        yield Finding("answer", Verdict.OK, engine.about(Deadline(probe.seconds)))
+    except RallypointError as error:
+        refused = isinstance(error, AuthenticationError)
+        if isinstance(error, StoreConnectionError) and not refused:
+            text = f"start {engine.name}, or give the port where it listens"
+            yield Finding("answer", Verdict.FAIL, str(error), f"{text} (TLS: {engine.name}s://)")
+            return
+        # who may not ask that may still read and write
+        yield Finding("answer", Verdict.NOTE, f"{engine.name}: {error}")
+    backend = EngineRendezvousBackend(engine, run_id, probe.seconds)
+    yield from _use(read, write, backend, engine.where, run_id, probe)
+
+
+# -- a file -------------------------------------------------------------------------------
+
+
+def _file(path: Path, run_id: str, probe: Probe) -> Iterator[Finding]:
+    folder = path.parent
+    if not folder.is_dir():
+        remedy = "make it, or mount what the nodes share at that path on this machine, too"
+        yield Finding("path", Verdict.FAIL, f"there is no directory {folder}", remedy)
+        return
+    if not path.exists():
+        may = os.access(folder, os.W_OK | os.X_OK)
+        text = f"{path} is not there yet; the first node makes it"
+        text += "" if may else f", but this user may not write into {folder}"
+        remedy = "if nodes have joined already, they were given another path, or share nothing"
+        remedy = remedy if may else f"let the user who runs the nodes write into {folder}"
+        yield Finding("path", Verdict.NOTE if may else Verdict.FAIL, text, remedy)
+        return
+    if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
+        remedy = "give the path of a file that the user who runs the nodes may read and write"
+        yield Finding("path", Verdict.FAIL, f"{path} cannot be read and written", remedy)
+        return
+    yield Finding("path", Verdict.OK, f"{path}, {path.stat().st_size} bytes")
+    scratch = f"doctor/{secrets.token_hex(8)}"
+    store = FileStore(path, timeout=probe.seconds)
+    try:
+
+        def write() -> None:
+            store.set(scratch, _VALUE)
+            store.delete_key(scratch)
+
+        backend = FileRendezvousBackend(store, run_id)
+        yield from _use(lambda: store.check([scratch]), write, backend, str(path), run_id, probe)
+    finally:
+        store.close()
+
+
+# -- either -------------------------------------------------------------------------------
+
+
+def _use(
+    read: Callable[[], object],
+    write: Callable[[], object],
+    backend: RendezvousBackend,
+    place: str,
+    run_id: str,
+    probe: Probe,
+) -> Iterator[Finding]:
+    step = "round trip"
+    try:
+        yield findings.round_trip([_timed(read) for _ in range(ROUND_TRIPS)])
+        step = "write"
+        yield Finding("write", Verdict.OK, f"allowed ({_timed(write) * 1e3:.1f} ms)")
+        step = "run"
+        if run_id:
+            yield from _run(backend, place, run_id, probe)
+    except RallypointError as error:
+        yield Finding(step, Verdict.FAIL, str(error), _remedy(error))
+
+
+def _remedy(error: RallypointError) -> str:
+    if isinstance(error, AuthenticationError):
+        return "give this node credentials that may read and write there"
+    if isinstance(error, StoreLimitError):
+        return "make room there: nothing can be decided while it is full"
+    return "look at the log of what keeps it"
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    call()
+    return time.monotonic() - begun
+
+
+def _run(backend: RendezvousBackend, place: str, run_id: str, probe: Probe) -> Iterator[Finding]:
+    found = backend.get_state()
+    state = State(run_id) if found is None else codec.decode(found[0])
+    running = [(timer, None) for timer in timers(state)]
+    report = report_of(state, place, None, time.monotonic(), lambda _: None, running)
+    yield findings.run_state(run_status(report))
+    if report.members:
+        yield findings.peers(probe.peers(ports(report)))

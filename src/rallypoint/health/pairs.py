@@ -1,0 +1,160 @@
+"""Measures the links between nodes, each to each.
+
+All nodes run the check at once and meet in the run's store: each listens on a port of its
+own, tells where, measures a round trip to every other, and tells what it has seen. So all of
+them know all pairs, and each names the same offender.
+"""
+
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError, StoreTimeoutError
+from rallypoint.health.judgement import Pair
+from rallypoint.store.api import Store
+
+MESSAGE = b"rallypoint check"
+ROUND_TRIPS = 5
+AT_ONCE = 16
+MEETING = "check/nodes"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a node listens."""
+
+    label: str
+    address: str
+    port: int
+
+
+class Echo:
+    """Sends back what comes, as long as it is our message; one thread a client.
+
+    Args:
+        address: to listen at; the port is any.
+        limit_seconds: that a client may stay silent.
+    """
+
+    def __init__(self, address: str, limit_seconds: float) -> None:
+        """Listen. Raises OSError."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._limit = limit_seconds
+        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, name="check-echo", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            client.settimeout(self._limit)
+            try:
+                while client.recv(len(MESSAGE), socket.MSG_WAITALL) == MESSAGE:
+                    client.sendall(MESSAGE)
+            except OSError:
+                return  # it is the client that tells what it saw
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def measure(source: str, place: Place, limit_seconds: float) -> Pair:
+    """Return the link to a place: the median of a few round trips."""
+    times = []
+    try:
+        with socket.create_connection((place.address, place.port), limit_seconds) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(ROUND_TRIPS):
+                begun = time.monotonic()
+                sock.sendall(MESSAGE)
+                if sock.recv(len(MESSAGE), socket.MSG_WAITALL) != MESSAGE:
+                    return Pair(source, place.label, None, "it answered something else")
+                times.append(time.monotonic() - begun)
+    except TimeoutError:
+        return Pair(source, place.label, None, f"no answer in {limit_seconds:g} s")
+    except OSError as error:
+        return Pair(source, place.label, None, error.strerror or str(error))
+    return Pair(source, place.label, statistics.median(times))
+
+
+def measure_all(source: str, places: Sequence[Place], limit_seconds: float) -> list[Pair]:
+    """Return the links to several places, measured side by side."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(lambda place: measure(source, place, limit_seconds), places))
+
+
+def distinct(places: Sequence[Place]) -> list[Place]:
+    """Return the places under labels that tell them apart: host names may be equal."""
+    counts = Counter(place.label for place in places)
+    return [
+        place
+        if counts[place.label] == 1
+        else msgspec.structs.replace(place, label=f"{place.label} ({place.address}:{place.port})")
+        for place in places
+    ]
+
+
+def meet(
+    store: Store, label: str, address: str, nodes: int, limit_seconds: float, deadline: Deadline
+) -> tuple[list[Pair], int]:
+    """Measure all pairs together with the other nodes.
+
+    Args:
+        store: of a run that is used for this check alone.
+        label: of this node.
+        address: of this node, as the others reach it.
+        nodes: how many check.
+        limit_seconds: for each link.
+        deadline: for all to come.
+
+    Returns:
+        All pairs, and how many nodes have not come.
+
+    Raises ParameterError when more come than were told.
+    """
+    rank = store.add(MEETING, 1) - 1
+    if rank >= nodes:
+        raise ParameterError(
+            f"--nodes {nodes}: another node is here already; give all the same number, and each "
+            "check a --run-id of its own"
+        )
+    with Echo(address, limit_seconds) as echo:
+        own = Place(label, address, echo.port)
+        try:
+            told = store.all_gather(
+                "check/places", msgspec.json.encode(own), rank, nodes, deadline.remaining()
+            )
+        except StoreTimeoutError:
+            return [], nodes - int(store.add(MEETING, 0))
+        places = distinct([msgspec.json.decode(text, type=Place) for text in told])
+        others = [place for number, place in enumerate(places) if number != rank]
+        seen = msgspec.json.encode(measure_all(places[rank].label, others, limit_seconds))
+        left = max(deadline.remaining(), limit_seconds * len(others) + 1.0)
+        rows = store.all_gather("check/pairs", seen, rank, nodes, left)
+    return [pair for row in rows for pair in msgspec.json.decode(row, type=list[Pair])], 0

@@ -1,0 +1,58 @@
+"""Workers that are asked to save, in a simulated world.
+
+A moment after the first of a round's agents has asked its workers, all ranks have saved, if all
+of them still work; if one is gone, they never have. Who watches is told.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rallypoint.agent import events
+
+if TYPE_CHECKING:
+    from rallypoint.testing.simulator.node import Agent
+    from rallypoint.testing.simulator.world import World
+
+LONGEST_SAVE_SECONDS = 2.0
+Key = tuple[int, int]  # incarnation and number of a round
+
+
+class Saves:
+    """What the workers of a world have saved.
+
+    Args:
+        world: where they work.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._under_way: set[Key] = set()
+        self._watchers: dict[Key, list[Agent]] = {}
+        self.done: set[Key] = set()
+
+    def ask(self, agent: "Agent", ask: events.AskToSave) -> None:
+        """An agent asks its workers."""
+        key = (ask.incarnation, ask.round)
+        if ask.watch:
+            self._watchers.setdefault(key, []).append(agent)
+        if key not in self._under_way:
+            self._under_way.add(key)
+            clockwork = self._world.clockwork
+            delay = clockwork.random.random() * LONGEST_SAVE_SECONDS
+            clockwork.add(clockwork.world, delay, False, partial(self._save, key))
+
+    def _save(self, key: Key) -> None:
+        self._under_way.discard(key)
+        seats = [
+            agent.working
+            for agent in self._world.agents
+            if agent.process.alive and agent.working is not None
+        ]
+        at_work = [seat for seat in seats if (seat.incarnation, seat.round) == key]
+        if not at_work or len(at_work) < at_work[0].size:
+            return
+        self.done.add(key)
+        self._world.note("SAVED", f"all {len(at_work)} ranks of round {key[1]}")
+        for agent in self._watchers.pop(key, []):
+            if agent.process.alive:
+                agent.process.soon(agent.put, events.WorkersSaved(key[1], 1))

@@ -1,0 +1,77 @@
+import threading
+import time
+
+import pytest
+from tests.agent.test_agent import FakeHandler
+
+from rallypoint.agent import farewell
+from rallypoint.agent.farewell import Farewell
+from rallypoint.errors import RendezvousConnectionError
+
+
+class Silent(FakeHandler):
+    """A coordinator that is gone without a trace: nothing is answered."""
+
+    def finish(self) -> None:
+        self.over.wait(20)
+
+    def leave(self, why: str) -> None:
+        self.log.append("leave asked")
+        self.over.wait(20)
+
+
+@pytest.fixture
+def silent() -> Silent:
+    return Silent()
+
+
+def test_each_word_is_said_once_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = FakeHandler()
+    words = Farewell(handler)
+    words.finish()
+    words.leave("done")
+    words.leave("again")
+    assert handler.log == ["finish", "leave: done"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_waited_for_is_told_and_has_a_limit(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(farewell, "SAY_AFTER_SECONDS", 0.01)
+    words = Farewell(silent, finish_seconds=0.1)
+    began = time.monotonic()
+    words.finish()
+    words.leave("its agent ends")  # nobody has answered: there is no waiting again
+    assert time.monotonic() - began < 4.0
+    out, err = capsys.readouterr()
+    assert "telling the coordinator that its work is done: no answer yet, up to 0.1 s" in out
+    assert "the coordinator did not answer (--close-timeout)" in err
+    silent.over.set()
+
+
+def test_a_signal_cuts_the_wait_short(silent: Silent, capsys: pytest.CaptureFixture[str]) -> None:
+    words = Farewell(silent, finish_seconds=60.0)
+    words.hurry()  # the one before the wait asked for it, and does not count
+    threading.Timer(0.1, words.hurry).start()
+    began = time.monotonic()
+    words.finish()
+    assert time.monotonic() - began < 15.0
+    assert "did not answer" in capsys.readouterr().err
+    silent.over.set()
+
+
+def test_errors_are_told_and_others_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing(FakeHandler):
+        def leave(self, why: str) -> None:
+            raise RendezvousConnectionError("refused")
+
+    handler = Refusing()
+    handler.finish_error = RendezvousConnectionError("refused")
+    Farewell(handler).leave("x")
+    assert "left without a word to the coordinator: refused" in capsys.readouterr().out
+    Farewell(handler).finish()
+    assert "work is done, but the coordinator could not be told: refused" in capsys.readouterr().err
+    handler.finish_error = ValueError("a fault of ours")
+    with pytest.raises(ValueError, match="a fault of ours"):
+        Farewell(handler).finish()

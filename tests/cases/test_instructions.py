@@ -1,0 +1,141 @@
+"""What a call costs is counted in instructions of Python, so that no load can blur it.
+
+Client and server run in one process, each in a thread of its own. A tracer counts the
+bytecode instructions that both carry out in this package for a fixed script of calls. The
+numbers are the same on every run with one version of Python; the limits are what was counted
+when they were last set, and `MARGIN` more.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import rallypoint
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.store.tcp import TCPStore
+
+MARGIN = 1.1
+OTHER_PYTHON = 1.5  # the counts are those of 3.11; other versions have other instructions
+ROUNDS, TIMES = 3, 20
+OURS = rallypoint.__path__[0]
+LIMIT_SECONDS = 20.0
+
+
+class Counter:
+    """Instructions by thread."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(OURS):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            me = threading.get_ident()
+            self.counts[me] = self.counts.get(me, 0) + 1
+        return self
+
+    def taken(self) -> int:
+        total = sum(self.counts.values())
+        self.counts.clear()
+        return total
+
+
+@contextmanager
+def counting(server: EmbeddedServer) -> Iterator[Counter]:
+    """Count what this thread and the server's carry out."""
+    counter, before = Counter(), sys.gettrace()
+
+    def trace(tracer: Any) -> None:
+        server.call(lambda _: sys.settrace(tracer), Deadline(LIMIT_SECONDS))
+
+    trace(counter)
+    sys.settrace(counter)
+    try:
+        yield counter
+    finally:
+        sys.settrace(before)
+        trace(None)
+
+
+def each(counter: Counter, call: Callable[[], object]) -> int:
+    """Return the instructions of one call, both sides together.
+
+    The least of a few rounds: now and then the server does other things in between.
+    """
+    call()
+    counted = []
+    for _ in range(ROUNDS):
+        counter.taken()
+        for _ in range(TIMES):
+            call()
+        counted.append(counter.taken() // TIMES)
+    return min(counted)
+
+
+def check(counted: dict[str, int], limits: dict[str, int]) -> None:
+    margin = MARGIN if sys.version_info[:2] == (3, 11) else OTHER_PYTHON
+    over = {
+        name: f"{count} instructions, {limits[name]} were counted when the limit was set"
+        for name, count in counted.items()
+        if count > limits[name] * margin
+    }
+    assert not over
+
+
+@pytest.mark.integration
+def test_a_store_call_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
+    store = TCPStore("127.0.0.1", server.port)
+    store.set("key", b"value")
+    calls: dict[str, Callable[[], object]] = {
+        "set": lambda: store.set("key", b"value"),
+        "get": lambda: store.get("key"),
+        "add": lambda: store.add("count", 1),
+        "compare_set": lambda: store.compare_set("key", b"value", b"value"),
+        "check": lambda: store.check(["key"]),
+        "wait": lambda: store.wait(["key"]),
+        "barrier": lambda: store.barrier("all", 1),
+    }
+    with counting(server) as counter:
+        counted = {name: each(counter, call) for name, call in calls.items()}
+    store.close()
+    check(counted, LIMITS_OF_CALLS)
+
+
+@pytest.mark.integration
+def test_a_join_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
+    handler = make_handler(server.port)
+    with counting(server) as counter:
+        counted = {"join again": each(counter, handler.next_rendezvous)}
+    handler.shutdown()
+    check(counted, LIMITS_OF_JOINS)
+
+
+def make_handler(port: int) -> DynamicRendezvousHandler:
+    config = {"join": LIMIT_SECONDS, "close": LIMIT_SECONDS, "is_host": False}
+    params = RendezvousParameters("core", f"127.0.0.1:{port}", "run", 1, 1, config=config)
+    return create_handler(params)
+
+
+# Counted with Python 3.11, client and server together.
+LIMITS_OF_CALLS = {
+    "set": 1012,
+    "get": 869,
+    "add": 1044,
+    "compare_set": 1040,
+    "check": 821,
+    "wait": 935,
+    "barrier": 1274,
+}
+LIMITS_OF_JOINS = {"join again": 5300}

@@ -1,0 +1,79 @@
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.integration.harness import Fleet
+
+from rallypoint.cli import main
+from rallypoint.health import machine
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CLOCK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as started:
+        yield started
+
+
+def check(*argv: str) -> Result:
+    return CliRunner().invoke(main, ["check", *argv])
+
+
+def test_a_node_that_is_fit(tmp_path: Path) -> None:
+    result = check(f"--path={tmp_path}", "--min-disk=0", "--min-memory=0")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[:2] for line in result.stdout.splitlines()[:3]] == [
+        ["ok", "disk"],
+        ["ok", "memory"],
+        ["ok", "clock"],
+    ]
+
+
+def test_a_node_that_is_not() -> None:
+    result = check("--min-disk=1e9", "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert (document["schema"], document["verdict"]) == ("rallypoint.check/1", "fail")
+    assert document["findings"][0]["remedy"].startswith("make room")
+
+
+@pytest.mark.parametrize(
+    "argv", [["--nodes=2"], ["--nodes=2", "--endpoint=h:1"], ["--endpoint=h:x"], ["--nodes=1"]]
+)
+def test_usage(argv: list[str]) -> None:
+    assert check(*argv).exit_code == 2
+
+
+def test_a_server_that_is_away_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = check("--min-disk=0", "--min-memory=0", f"--endpoint=127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert "connect" in result.stdout
+
+
+@pytest.mark.integration
+@pytest.mark.cases("H1")
+def test_nodes_measure_each_other(fleet: Fleet) -> None:
+    _server, where = fleet.server()
+    argv = ["check", "--min-disk=0", "--min-memory=0", f"--endpoint={where}", "--run-id=check-1"]
+    nodes = [fleet.rallypoint(f"node{i}", *argv, "--nodes=3", "--json") for i in range(3)]
+    seen = []
+    for node in nodes:
+        assert node.wait() == 0, node.shown()
+        seen.append(json.loads(node.out.text)["pairs"])
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) == 6
+    late = fleet.rallypoint("late", *argv, "--nodes=3")
+    assert late.wait() == 2
+    assert "each check a --run-id of its own" in late.err.text
+    alone = fleet.rallypoint("alone", *argv[:-1], "--run-id=check-2", "--nodes=2", "--wait=1")
+    assert alone.wait() == 1
+    assert "1 of the nodes have not come" in alone.out.text

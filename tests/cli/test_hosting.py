@@ -1,0 +1,102 @@
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.cli.test_plan import make
+
+from rallypoint.agent import backoff
+from rallypoint.cli import hosting
+from rallypoint.errors import RendezvousConnectionError
+from rallypoint.rendezvous.coordinator import View
+
+LIMIT_SECONDS = 10
+
+
+class Handler:
+    """As much of a handler as hosting looks at."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.shut = False
+        self.callback: Callable[[], None] = lambda: None
+        self.unwatched = threading.Event()
+
+    def view(self) -> View:
+        return View(connected=self.connected)
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.callback = callback
+        return self.unwatched.set
+
+    def shutdown(self) -> bool:
+        self.shut = True
+        return True
+
+
+class Attempts:
+    """Stands for the server's start; each attempt is counted."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.count = 0
+        self.error = error
+        self.third = threading.Event()
+
+    def __call__(self, *_args: Any) -> None:
+        self.count += 1
+        if self.count == 3:
+            self.third.set()
+            if self.error is not None:
+                raise self.error
+
+
+def host(
+    monkeypatch: pytest.MonkeyPatch, attempts: Attempts, is_host: bool | None, handler: Handler
+) -> None:
+    monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", attempts)
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.001)
+    plan = make(nnodes="2", endpoint="h:1", run_id="x")
+    hosting.host(plan, is_host, handler)  # type: ignore[arg-type]
+
+
+def test_until_it_is_connected_a_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts, handler = Attempts(), Handler()
+    host(monkeypatch, attempts, None, handler)
+    assert attempts.third.wait(LIMIT_SECONDS)
+    handler.connected = True
+    handler.callback()
+    assert handler.unwatched.wait(LIMIT_SECONDS)
+
+
+def test_what_goes_wrong_later_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts, handler = Attempts(RendezvousConnectionError("no permission")), Handler()
+    host(monkeypatch, attempts, None, handler)
+    assert handler.unwatched.wait(LIMIT_SECONDS)
+    assert "cannot host the server of this run: no permission" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+def test_who_was_told_tries_once(monkeypatch: pytest.MonkeyPatch, is_host: bool) -> None:
+    attempts, handler = Attempts(), Handler()
+    host(monkeypatch, attempts, is_host, handler)
+    assert attempts.count == 1
+
+
+def test_a_failure_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts, handler = Attempts(RendezvousConnectionError("refused")), Handler()
+    attempts.count = 2
+    with pytest.raises(RendezvousConnectionError, match="refused"):
+        host(monkeypatch, attempts, None, handler)
+    assert handler.shut
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "nnodes", "means"),
+    [("first:1", "2", True), ("first:1", "1", False), ("localhost:1", "2", False),
+     ("10.0.0.1:1", "2", False), ("[fe80::1]:1", "2", False)],
+)  # fmt: skip
+def test_names_are_for_others_too(endpoint: str, nnodes: str, means: bool) -> None:
+    plan = make(nnodes=nnodes, endpoint=endpoint, run_id="x")
+    assert hosting._means_many(plan) is means

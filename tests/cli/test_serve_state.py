@@ -1,0 +1,72 @@
+"""`rallypoint serve --state`: what does not go together, and what is said at the start."""
+
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from rallypoint.cli import main
+from rallypoint.cli.serve_state import Choice
+from rallypoint.server import succession
+from rallypoint.server.succession import State
+
+
+def serve(*options: str) -> str:
+    """Run a server that cannot start; return its one line on stderr."""
+    result = CliRunner().invoke(main, ["serve", "--bind=127.0.0.1:0", *options])
+    assert result.exit_code == 1
+    (line,) = [text for text in result.stderr.splitlines() if text.startswith("rallypoint serve:")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--state=/var/lib/x"], "a directory of this machine is --data-dir DIR"),
+        (["--state=mysql://u:secret@h"], "--state mysql://***@h: give etcd"),
+        (["--state=etcd://h", "--data-dir=/x"], "--state with --data-dir: give one of them"),
+        (["--state=etcd://h", "--until-empty"], "--state with --until-empty"),
+        (["--state=etcd://h", "--leader-lease=0"], "--leader-lease 0: give seconds above 0"),
+        (["--state=etcd://h", "--advertise=a:b:c"], "endpoint='a:b:c'"),
+        (["--state=etcd://h?what=1"], "unknown options ['what']"),
+        (["--state=redis://h1,h2"], "2 hosts; allowed is one"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: list[str], words: str) -> None:
+    line = serve(*options)
+    assert words in line
+    assert "secret" not in line
+
+
+def test_without_a_state_nothing_is_checked() -> None:
+    Choice(None, "a:b:c", 0.0).check("/x", True)
+    Choice("etcds://h/p", None, 2.0).check(None, False)
+
+
+def test_where_clients_find_it() -> None:
+    def state(advertise: str | None) -> State:
+        found = Choice("etcd://h", advertise, 2.0).at([sock])
+        assert found is not None
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        first = state(None)
+        assert (first.advertise, first.lease) == (f"127.0.0.1:{port}", 2.0)
+        assert state("front").advertise == f"front:{port}"
+        assert state("[::1]:7").advertise == "[::1]:7"
+        assert first.name != state(None).name
+        assert Choice(None, None, 2.0).at([sock]) is None
+
+
+def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setattr(succession, "START_SECONDS", 3.0)
+    line = serve(f"--state=etcd://user:secret@127.0.0.1:{port}/p")
+    assert f"etcd://127.0.0.1:{port}/p cannot be reached" in line
+    assert "secret" not in line
+
+
+def test_it_is_the_option_of_serve() -> None:
+    text = CliRunner().invoke(main, ["serve", "--help"]).stdout
+    for option in ("--state", "--advertise", "--leader-lease"):
+        assert option in text

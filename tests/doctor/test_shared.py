@@ -1,0 +1,238 @@
+"""What keeps nodes apart where no server is, each named: engines and files."""
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from tests.engines import EtcdServers, RedisServer, free_ports
+from tests.rendezvous.backends.engine_cases import make, meet
+from tests.rendezvous.core.builders import a_node, a_settings
+
+from rallypoint.cli.doctor import command as doctor
+from rallypoint.cli.status import command as status
+from rallypoint.deadline import Deadline
+from rallypoint.doctor import shared
+from rallypoint.doctor.findings import Finding, Verdict
+from rallypoint.doctor.probe import Probe
+from rallypoint.doctor.shared import examine_shared, where
+from rallypoint.errors import (
+    AuthenticationError,
+    ParameterError,
+    StoreConnectionError,
+    StoreError,
+    StoreLimitError,
+)
+from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
+from rallypoint.rendezvous.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.core import codec
+from rallypoint.rendezvous.core.advance import advance
+from rallypoint.rendezvous.core.events import Join
+from rallypoint.rendezvous.core.state import State
+from rallypoint.store.engine import Commit, Entry
+from rallypoint.testing.memory_engine import MemoryEngine
+
+NODE = msgspec.structs.replace(a_node("n1"), address="127.0.0.1")
+STATE = codec.encode(advance(State("job"), Join(NODE, a_settings(2, 2))).state)
+
+
+def steps(backend: str, endpoint: str, run_id: str = "job") -> dict[str, Finding]:
+    found = examine_shared(backend, endpoint, run_id, Probe(2.0))
+    return {finding.step: finding for finding in found}
+
+
+class Engine(MemoryEngine):
+    """An engine in memory, some of whose calls fail."""
+
+    def __init__(self, **fails: StoreError) -> None:
+        super().__init__()
+        self.fails = fails
+        self.closed = False
+
+    def about(self, deadline: Deadline) -> str:
+        if "about" in self.fails:
+            raise self.fails["about"]
+        return super().about(deadline)
+
+    def commit(
+        self,
+        expected: Mapping[str, Entry | None],
+        changes: Mapping[str, bytes | None],
+        deadline: Deadline,
+        expire: Mapping[str, float] | None = None,
+    ) -> Commit:
+        if "commit" in self.fails:
+            raise self.fails["commit"]
+        return super().commit(expected, changes, deadline, expire)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    monkeypatch.setattr(shared, "open_engine", lambda _url: engine)
+    found = steps("etcd", "h:1")
+    assert engine.closed
+    return found
+
+
+# -- engines ------------------------------------------------------------------------------
+
+
+def test_an_engine_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    EngineRendezvousBackend(engine, "job").set_state(STATE)
+    found = on(engine, monkeypatch)
+    assert list(found) == ["answer", "round trip", "write", "run", "peers"]
+    assert {finding.verdict for finding in found.values()} <= {Verdict.OK, Verdict.NOTE}
+    assert "1 of at least 2 nodes" in found["run"].text
+    assert engine.scan("", Deadline(1)) == ["run/job/state"]  # nothing of ours is left
+
+
+@pytest.mark.parametrize(
+    ("fails", "step", "words"),
+    [
+        ({"about": StoreConnectionError("no answer")}, "answer", "start memory"),
+        ({"commit": AuthenticationError("read only")}, "write", "credentials"),
+        ({"commit": StoreLimitError("full")}, "write", "make room"),
+        ({"commit": StoreError("odd")}, "write", "look at the log"),
+    ],
+)
+def test_what_an_engine_refuses_is_named(
+    fails: dict[str, StoreError], step: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on(Engine(**fails), monkeypatch)
+    assert found[step].verdict is Verdict.FAIL
+    assert words in found[step].remedy
+    assert list(found)[-1] == step
+
+
+def test_who_may_not_ask_for_the_version_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = on(Engine(about=AuthenticationError("not for you")), monkeypatch)
+    assert found["answer"].verdict is Verdict.NOTE
+    assert found["write"].verdict is Verdict.OK
+
+
+def test_one_host_of_several_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    gone = free_ports(1)[0]
+    with listening() as port:
+        engine.hosts = (("127.0.0.1", gone), ("127.0.0.1", port))
+        monkeypatch.setattr(shared, "open_engine", lambda _url: engine)
+        found = list(examine_shared("etcd", "h:1", "", Probe(2.0)))
+    verdicts = [finding.verdict for finding in found if finding.step == "connect"]
+    assert verdicts == [Verdict.WARN, Verdict.OK]
+    assert found[-1].step == "write"
+    engine.hosts = (("127.0.0.1", gone), ("nowhere.invalid", 1))
+    found = list(examine_shared("etcd", "h:1", "", Probe(2.0)))
+    assert [finding.step for finding in found] == ["name", "connect", "name"]
+    assert "start memory there" in found[1].remedy
+    assert found[-1].verdict is Verdict.FAIL
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock.getsockname()[1]
+
+
+def test_what_cannot_be_looked_at_is_refused_at_once() -> None:
+    with pytest.raises(ParameterError, match="give core, file, etcd or redis"):
+        examine_shared("static", "h:1", "", Probe(1.0))
+
+
+def test_a_place_is_shown_without_its_password() -> None:
+    assert "secret" not in where("etcd", "user:secret@h1:2379")
+    assert where("file", "/shared/job") == "/shared/job"
+
+
+# -- a file -------------------------------------------------------------------------------
+
+
+def test_a_file_that_can_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    FileRendezvousBackend(str(path), "job").set_state(STATE)
+    found = steps("file", f"file://{path}")
+    assert list(found) == ["path", "round trip", "write", "run", "peers"]
+    assert {finding.verdict for finding in found.values()} <= {Verdict.OK, Verdict.NOTE}
+    assert "1 of at least 2 nodes" in found["run"].text
+
+
+def test_a_file_is_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    assert steps("file", str(path))["path"].verdict is Verdict.NOTE
+    assert not path.exists()
+
+
+def test_what_is_wrong_with_a_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = steps("file", str(tmp_path / "none" / "job"))["path"]
+    assert (missing.verdict, "mount" in missing.remedy) == (Verdict.FAIL, True)
+    assert steps("file", str(tmp_path))["path"].verdict is Verdict.FAIL  # a directory
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    shut = steps("file", str(tmp_path / "job"))["path"]
+    assert (shut.verdict, "may not write" in shut.text) == (Verdict.FAIL, True)
+    (tmp_path / "job").touch()
+    assert "cannot be read and written" in steps("file", str(tmp_path / "job"))["path"].text
+
+
+# -- real ones, by the commands -----------------------------------------------------------
+
+
+def asked(command: Any, *args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(command, [*args, "--timeout", "5"])
+    return done.exit_code, done.output
+
+
+def check(backend: str, endpoint: str, answer: str) -> None:
+    """Look at a place before, during and after a round of two."""
+    of = ("--backend", backend, "--endpoint", endpoint, "--run-id", "run")
+    code, said = asked(doctor, *of)
+    assert code == 0, said
+    assert answer in said
+    assert ("has not been opened" in said) is (backend != "file")
+    assert asked(status, *of)[0] == (3 if backend != "file" else 2)  # there is no such run
+    handlers = [make(backend, endpoint) for _ in range(2)]
+    try:
+        meet(handlers)
+        code, said = asked(status, *of)
+        assert code == 0, said
+        assert "sealed" in said
+        assert said.count("participant") >= 2
+        code, said = asked(doctor, *of)
+        assert code == 0, said
+        for words in ("allowed (", "peers"):
+            assert words in said
+        handlers[0].set_closed()
+        code, said = asked(doctor, *of)
+        assert (code, "an ended run stays ended" in said) == (1, True), said
+        code, said = asked(status, *of, "--json")
+        assert (code, '"phase": "closed"' in said) == (0, True), said
+    finally:
+        for handler in handlers:
+            handler.shutdown()
+
+
+@pytest.mark.engines
+@pytest.mark.integration
+def test_real_etcd(etcd_server: EtcdServers) -> None:
+    check("etcd", etcd_server.url(uuid.uuid4().hex), "etcd 3.")
+
+
+@pytest.mark.engines
+@pytest.mark.integration
+def test_real_redis(redis_server: RedisServer) -> None:
+    check("redis", redis_server.url(uuid.uuid4().hex), "redis ")
+
+
+@pytest.mark.integration
+def test_a_real_file(tmp_path: Path) -> None:
+    check("file", str(tmp_path / "job"), "is not there yet")

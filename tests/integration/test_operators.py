@@ -1,0 +1,105 @@
+"""Real agents, and what people have to say: nodes kept out, let in, and spares that take over."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.harness import Fleet, Process
+
+pytestmark = pytest.mark.integration
+
+LIMIT_SECONDS = 40.0
+
+# A worker that fails in its first moments on one slot, and works elsewhere until it may end.
+FAILING = """
+import os, pathlib, sys, time
+if os.environ["BAD"]:
+    sys.exit("error: this machine's memory is bad")
+stop = pathlib.Path(sys.argv[1])
+while not stop.exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as started:
+        yield started
+
+
+def agent(fleet: Fleet, where: str, name: str, *options: str) -> Process:
+    given = (f"--endpoint={where}", "--run-id=job", "--last-call=1", f"--slot={name}")
+    return fleet.agent(name, *given, *options)
+
+
+def order(fleet: Fleet, where: str, *argv: str) -> Process:
+    command, *rest = argv
+    return fleet.rallypoint(f"{command}-{len(fleet.processes)}", command, "job",
+                            f"--endpoint={where}", *rest)  # fmt: skip
+
+
+def test_a_spare_takes_the_seat_of_a_lost_node_and_the_last_one_goes_home(fleet: Fleet) -> None:
+    _server, where = fleet.server()
+    one, two = (agent(fleet, where, name, "--nnodes=2") for name in ("one", "two"))
+    before = [process.round(2) for process in (one, two)]
+    spare = agent(fleet, where, "spare", "--nnodes=2")
+    spare.expect("spare|2 nodes wanted")
+    killed = two.kill()
+    took = spare.round(2)
+    one.round(2, before[0])
+    print(f"figures: a spare took over {(took.at - killed) * 1000:.0f} ms after the kill")
+    assert took.at - killed < 10.0
+    late = agent(fleet, where, "late", "--nnodes=2")
+    late.expect("spare|2 nodes wanted")
+    fleet.release()
+    for process in (one, spare, late):
+        process.finished(LIMIT_SECONDS)  # the one that was never needed, too: exit code 0
+    assert "rank" not in late.out.text
+
+
+def test_h1_a_node_is_kept_out_by_command_and_let_in_again(fleet: Fleet) -> None:
+    _server, where = fleet.server()
+    one, two = (agent(fleet, where, name, "--nnodes=1:2") for name in ("one", "two"))
+    before = one.round(2)
+    two.round(2)
+    order(fleet, where, "exclude", "--slot=two", "--why=bad memory", "--for=1h").finished()
+    one.round(1, before)
+    assert "was excluded by " in one.out.text
+    code = two.wait(LIMIT_SECONDS)
+    assert code != 0
+    assert "bad memory" in two.err.text
+    again = agent(fleet, where, "two", "--nnodes=1:2")
+    assert again.wait(LIMIT_SECONDS) == code
+    assert "slot two was excluded by " in again.err.text
+    assert "for 3600 s: bad memory" in again.err.text
+    order(fleet, where, "admit", "--slot=two").finished()
+    third = agent(fleet, where, "two", "--nnodes=1:2")
+    third.round(2)
+    fleet.release()
+    for process in (one, third):
+        process.finished(LIMIT_SECONDS)
+
+
+def test_h1_a_node_whose_workers_fail_again_and_again_is_kept_out(fleet: Fleet) -> None:
+    script = fleet.folder / "failing.py"
+    script.write_text(FAILING, encoding="utf-8")
+    _server, where = fleet.server()
+    options = (f"--endpoint={where}", "--run-id=job", "--nnodes=1:2", "--last-call=3",
+               "--quarantine-failures=2", "--max-restarts=5", "--stop-grace=1")  # fmt: skip
+
+    def start(name: str, bad: str) -> Process:
+        argv = (f"--slot={name}", *options, str(script), str(fleet.folder / "stop"))
+        return fleet.rallypoint(name, "run", *argv, env={"BAD": bad})
+
+    good, bad = start("good", ""), start("bad", "yes")
+    good.round(1, limit=LIMIT_SECONDS)
+    assert bad.wait(LIMIT_SECONDS) != 0
+    assert "slot bad was excluded by quarantine at " in bad.err.text
+    assert " for 600 s: its workers" in bad.err.text
+    assert "its workers have ended 2 of the last 16 rounds" in bad.err.text
+    shown = fleet.rallypoint("status", "status", f"--endpoint={where}", "--run-id=job")
+    shown.finished()
+    assert "kept out slot bad, " in shown.out.text
+    assert "2 of 5, 2 in a row" in shown.out.text
+    (fleet.folder / "stop").touch()
+    good.finished(LIMIT_SECONDS)
