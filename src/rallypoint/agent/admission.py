@@ -132,10 +132,9 @@ def decide(
             if number != seat.round or timer != admission.timer:
                 return Outcome(admission)
             return _due(msgspec.structs.replace(admission, timer=0), rules, seat)
-        case WorkersSaved(round=number, step=step):
-            if number != seat.round:
-                return Outcome(admission)
-            return _saved(admission, rules, seat, step)
+    if event.round != seat.round:
+        return Outcome(admission)
+    return _saved(admission, rules, seat, event.step)
 
 
 def asked_to_go(admission: Admission, rules: Rules, seat: Assignment, end: Exit) -> Outcome:
