@@ -8,7 +8,10 @@ from click.testing import CliRunner, Result
 from tests.integration.harness import Fleet
 
 from rallypoint.cli import main
-from rallypoint.health import machine
+from rallypoint.deadline import Deadline
+from rallypoint.errors import StoreTimeoutError
+from rallypoint.health import machine, pairs
+from rallypoint.server.embedded import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +30,8 @@ def check(*argv: str) -> Result:
 
 
 def test_a_node_that_is_fit(tmp_path: Path) -> None:
+    tmp_path /= "d" * 100
+    tmp_path.mkdir()
     result = check(f"--path={tmp_path}", "--min-disk=0", "--min-memory=0")
     assert result.exit_code == 0, result.output
     assert [line.split()[:2] for line in result.stdout.splitlines()[:3]] == [
@@ -57,6 +62,19 @@ def test_a_server_that_is_away_is_told() -> None:
     result = check("--min-disk=0", "--min-memory=0", f"--endpoint=127.0.0.1:{port}")
     assert result.exit_code == 1
     assert "connect" in result.stdout
+
+
+def test_a_meeting_that_fails_leaves_no_connection(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_args: object) -> None:
+        raise StoreTimeoutError("nobody came")
+
+    monkeypatch.setattr(pairs, "meet", fails)
+    argv = [f"--endpoint=127.0.0.1:{server.port}", "--run-id=x", "--nodes=2", "--min-memory=0"]
+    result = check(*argv, "--min-disk=0")
+    assert (result.exit_code, result.stderr) == (1, "rallypoint check: nobody came\n")
+    assert server.wait_until_empty(Deadline(20))
 
 
 @pytest.mark.integration

@@ -31,6 +31,7 @@ TEXTS = (
 NUMBERS = (0, 1, -1, 2, 7, 255, 65536, 2**31, 2**32, 2**63 - 1, -(2**63))
 REALS = (0.0, 1.0, -1.0, 0.001, 1e9, 1e300, float("inf"), float("nan"), 30.0)
 NODES = ("n0", "n1", "n2")
+HELLO = {"version": p.PROTOCOL_VERSION, "nonce": b"n" * p.NONCE_BYTES}  # else it gets nowhere
 CLIENT_BODIES = typing.get_args(wire.ClientBody)
 HANDSHAKE_BODIES = typing.get_args(wire.HandshakeBody)
 _encode = msgspec.msgpack.encode
@@ -90,13 +91,15 @@ class Maker:
         made = self.value(field.type)
         if field.name in ("min_nodes", "max_nodes", "size", "local_world_size"):
             return self.rng.choice((1, 1, 2, 3, made))  # else nearly nothing is let in
+        if field.name in HELLO and self.rng.random() < 0.9:
+            return HELLO[field.name]
         if field.name.endswith("_seconds") and self.rng.random() < 0.7:
             return self.rng.choice((0.0, 0.01, 15.0))
         return made
 
-    def frame(self) -> bytes:
-        """Return a frame as a client would send it, valid or broken."""
-        kinds = CLIENT_BODIES if self.rng.random() < 0.9 else HANDSHAKE_BODIES
+    def frame(self, usual: tuple[Any, ...] = CLIENT_BODIES) -> bytes:
+        """Return a frame as a client would send it, valid or broken, mostly of the usual kinds."""
+        kinds = usual if self.rng.random() < 0.9 else HANDSHAKE_BODIES
         data = p.frame(self.body(kinds))
         return data if self.rng.random() < 0.7 else self.broken(data)
 

@@ -2,22 +2,25 @@
 
 Neither may raise anything but what is stated, nor grow. The server is the real one: its
 connections get a transport that keeps nothing, and a member that takes part all the time must
-be answered after every attack.
+be answered after every attack. Who owns a socket is answered by chance: yes, no, at once, or
+once the connection has said more, or is gone.
 """
 
 import asyncio
 import gc
+import os
 import random
 import socket
 from typing import Any, cast
 
 import msgspec
 import psutil
-from tests.fuzz.frames import Maker
+from tests.fuzz.frames import HANDSHAKE_BODIES, Maker
 
 from rallypoint.rendezvous import wire
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options
+from rallypoint.server.peer import Owners, Told
 from rallypoint.server.server import Server
 from rallypoint.store import protocol as p
 
@@ -73,6 +76,30 @@ class NullTransport(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
+class ChanceOwners:
+    """Stands in for the kernel, which knows nothing of these connections.
+
+    Args:
+        rng: where chance comes from.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._later: list[Told] = []
+
+    def ask(self, _peer: Any, _own: Any, told: Told) -> None:
+        if self._rng.random() < 0.9:
+            told(os.geteuid())
+        else:
+            self._later.append(told)
+
+    def tell(self) -> None:
+        """Answer what was asked before."""
+        later, self._later = self._later, []
+        for told in later:
+            told(self._rng.choice((os.geteuid(), None)))
+
+
 class ServerTarget:
     """A server and a member, to be attacked one conversation after the other.
 
@@ -84,10 +111,13 @@ class ServerTarget:
         self._rng, self._maker = rng, Maker(rng)
         self._loop = asyncio.get_running_loop()
         self._sock = socket.create_server(("127.0.0.1", 0))
-        self.server = Server(Options(resume_seconds=0.0, **LIMITS), [self._sock])  # type: ignore[arg-type]
+        options = Options(insecure=True, resume_seconds=0.0, **LIMITS)  # type: ignore[arg-type]
+        self.server = Server(options, [self._sock])
         self.failures: list[dict[str, Any]] = []
         self._loop.set_exception_handler(lambda _loop, context: self.failures.append(context))
         self._member, self._transport = self._proved("member", b"member")
+        self._owners = ChanceOwners(rng)
+        self.server.owners = cast(Owners, self._owners)
         self.executions = 0
 
     def _connection(self) -> tuple[Connection, NullTransport]:
@@ -106,6 +136,7 @@ class ServerTarget:
         rng, said = self._rng, []
         if rng.random() < 0.15:
             connection, _transport = self._connection()
+            said += [self._maker.frame(HANDSHAKE_BODIES) for _ in range(rng.randrange(4))]
         else:
             client = rng.choice((b"c1", b"c2", rng.randbytes(4)))
             connection, _transport = self._proved(rng.choice(RUNS), client)
@@ -127,8 +158,10 @@ class ServerTarget:
             start += size
             if self._rng.random() < 0.2:
                 await asyncio.sleep(0)
+                self._owners.tell()
         await asyncio.sleep(0)
         connection.connection_lost(None)
+        self._owners.tell()
         await asyncio.sleep(0)
         self.check()
 
@@ -137,12 +170,15 @@ class ServerTarget:
         for context in self.failures:
             error = context.get("exception")
             raise AssertionError(str(context["message"])) from error
+        assert self.server.faults.count == 0, "a fault was contained; it is in the log"
         self._transport.last = b""
         self._member.data_received(p.frame(wire.Beat()))
         assert self._transport.last == p.frame(wire.Beat()), "the member was not answered"
         assert len(self.server.connections) == 1
         assert len(self.server.spaces) <= LIMITS["runs_limit"]
         for space in self.server.spaces.values():
+            peers = {client.peer for client in space.clients.values()} - {None}
+            assert peers <= self.server.connections, "one that is gone has entered"
             assert space.keys.stored_bytes <= LIMITS["store_limit"] + (1 << 16)
             assert space.keys.parked <= LIMITS["waiters_limit"]
 

@@ -1,22 +1,27 @@
 """Every public error, provoked for real: it says what, where, how long, who, and what to change."""
 
+import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from tests.integration.nodes import Cluster
 from tests.test_errors import own_classes
 
 from rallypoint import errors
+from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.server.sqlite_journal import FILE_NAME, SQLiteJournal
 from rallypoint.store.tcp import TCPStore
 
 pytestmark = pytest.mark.integration
 NOW = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 LOOPBACK = "127.0.0.1"
+FOLDER = rf"{re.escape(tempfile.gettempdir())}/\w+"
 
 
 def parameter(_cluster: Cluster) -> None:
@@ -82,6 +87,44 @@ def too_long(cluster: Cluster) -> None:
         kept.set("k" * 100_000, b"")
 
 
+@contextmanager
+def journal() -> Iterator[SQLiteJournal]:
+    with tempfile.TemporaryDirectory() as folder, closing(SQLiteJournal(folder)) as kept:
+        yield kept
+
+
+def no_directory(_cluster: Cluster) -> None:
+    with journal() as kept:
+        (kept.directory / "file").touch()
+        SQLiteJournal(kept.directory / "file" / "data").open(Deadline(5))
+
+
+def in_use(_cluster: Cluster) -> None:
+    with journal() as kept:
+        kept.open(Deadline(5))
+        SQLiteJournal(kept.directory).open(Deadline(5))
+
+
+def no_room(_cluster: Cluster) -> None:
+    """The limit is SQLite's own; a full disk is in tests/server/test_sqlite_journal.py."""
+    with journal() as kept:
+        kept.open(Deadline(5))
+        assert kept._database is not None
+        kept._database.execute("PRAGMA max_page_count=10")
+        kept.commit({"a": bytes(1 << 20)}, Deadline(5))
+
+
+def damaged(_cluster: Cluster) -> None:
+    with journal() as kept:
+        kept.open(Deadline(5))
+        kept.commit({f"n{n}": bytes(1000) for n in range(100)}, Deadline(5))
+        kept.close()
+        content = bytearray(kept.file.read_bytes())
+        content[8192:40_000] = b"\xff" * (40_000 - 8192)
+        kept.file.write_bytes(content)
+        kept.open(Deadline(5))
+
+
 # class -> what provokes it, and what its words must hold
 WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple[str, ...]]] = {
     errors.ParameterError: (parameter, ("min_nodes", "max_nodes", "3", "2")),
@@ -109,6 +152,22 @@ WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple
         (r"run 'run-\d+'", "3", "4", "1", "2", "opened with min_nodes=1, max_nodes=2 by .* pid"),
     ),
     errors.RendezvousGracefulExitError: (not_needed, (r"run 'run-\d+'", "finished", "not needed")),
+    errors.JournalError: (
+        no_directory,
+        (f"directory {FOLDER}/file/data", "Not a directory", "give one"),
+    ),
+    errors.JournalLostError: (
+        in_use,
+        (f"directory {FOLDER}", rf"another server \(pid {os.getpid()}\)", "stop that one"),
+    ),
+    errors.JournalFullError: (
+        no_room,
+        (f"directory {FOLDER}", r"\d MiB free", "nothing can be stored", "make room"),
+    ),
+    errors.JournalCorruptError: (
+        damaged,
+        (f"{FOLDER}/{FILE_NAME}", "damaged", "put back a copy"),
+    ),
     errors.StoreTimeoutError: (store_timed_out, ("weights/7", r"0\.2 s")),
     errors.StoreConnectionError: (store_unreachable, (rf"{LOOPBACK}:\d+", "refused", r"after \d")),
     errors.AuthenticationError: (not_known, (rf"{LOOPBACK}:\d+", "token", "RALLYPOINT_TOKEN")),

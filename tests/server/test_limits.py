@@ -26,6 +26,7 @@ TESTED = {
     "frame_limit": "test_connection.py", "handshake_seconds": "cases/test_strangers.py",
     "buffer_limit": "test_connection.py", "connections_limit": "test_gate.py",
     "address_limit": "test_gate.py", "handshakes_limit": "test_gate.py",
+    "arriving_limit": "test_arrivals.py",
 }  # fmt: skip
 
 

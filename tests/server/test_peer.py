@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -167,6 +168,14 @@ def test_many_questions_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
     assert readings == [5000, 1]
 
 
+def test_a_socket_that_is_nowhere_is_nobodys() -> None:
+    told: list[int | None] = []
+    owners = Owners(cast(asyncio.AbstractEventLoop, FakeLoop()), None)
+    owners.ask(None, ("127.0.0.1", 1), told.append)
+    owners.ask(("127.0.0.1", 1), None, told.append)
+    assert told == [None, None]
+
+
 def test_where_nothing_tells_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = cast(asyncio.AbstractEventLoop, FakeLoop())
     with socket.socket() as sock:
@@ -243,8 +252,12 @@ def test_root_may_talk_to_another_users_server(
 @linux
 @pytest.mark.integration
 @pytest.mark.usefixtures("way")
-def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve) -> None:
-    """A client that sends all at once and closes is nobody's by the time it is looked at."""
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve, reset: bool) -> None:
+    """A client that sends all at once and closes is nobody's by the time it is looked at.
+
+    After a reset the kernel does not even say any more where the client was.
+    """
     server = serve()
     hello = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
     ahead = p.frame(hello) + p.frame(p.Proof(b"")) + p.frame(p.Call(1, 1, p.Set("k", b"v")))
@@ -258,8 +271,33 @@ def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve) -> None:
     assert held.wait(10)
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(ahead)
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     go_on.set()
     deadline = Deadline(5)
     while server.call(lambda s: s.requests, deadline) < 1:
         time.sleep(0.01)
-    assert server.call(lambda s: len(s.spaces), Deadline(5)) == 0
+    with TCPStore("127.0.0.1", server.port, run="other", timeout=5) as store:  # others go on
+        store.set("key", b"x")
+    assert server.call(lambda s: (list(s.spaces), s.faults.count), Deadline(5)) == (["other"], 0)
+
+
+@pytest.mark.integration
+def test_who_has_gone_before_its_owner_is_known_does_not_enter(serve: Serve) -> None:
+    server, asked = serve(insecure=True), list[Any]()
+
+    class Late:
+        def ask(self, _peer: Any, _own: Any, told: Callable[[int], None]) -> None:
+            asked.append(told)
+
+        def close(self) -> None: ...
+
+    server.call(lambda s: setattr(s, "owners", Late()), Deadline(5))
+    hello = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(p.frame(hello) + p.frame(p.Proof(b"")))
+    deadline = Deadline(5)
+    while not asked or server.call(lambda s: len(s.connections), deadline):
+        time.sleep(0.01)
+    server.call(lambda _: asked[0](os.geteuid()), Deadline(5))
+    assert server.call(lambda s: list(s.spaces), Deadline(5)) == []

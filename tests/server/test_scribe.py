@@ -276,6 +276,23 @@ def test_a_journal_that_hangs_holds_up_no_shutdown() -> None:
     asyncio.run(_does_not_rest())
 
 
+async def _ends_with_a_failure() -> float:
+    desk, loop = Desk(), asyncio.get_running_loop()
+    scribe = Scribe(loop, desk.journal, desk.pen, desk.failures.append)
+    scribe.mark(desk.part)
+    resting = asyncio.ensure_future(scribe.rest(60))
+    await asyncio.sleep(0)
+    before = loop.time()
+    desk.pen.finish(JournalError("broken"))
+    assert not await resting
+    assert len(desk.failures) == 1
+    return loop.time() - before
+
+
+def test_a_commit_that_fails_in_the_shutdown_ends_the_wait() -> None:
+    assert asyncio.run(_ends_with_a_failure()) < 30
+
+
 class Broken(MemoryJournal):
     def commit(self, changes: Changes, deadline: Deadline) -> None:
         raise ZeroDivisionError("a bug")

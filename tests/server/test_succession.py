@@ -70,28 +70,26 @@ def store_at(*servers: InTurn) -> TCPStore:
 
 def test_who_stands_by_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
-    store = store_at(second)
-    store.set("key", b"value")
-    assert store.target.route.leader == parse_places(first.where)[0]
+    with store_at(second) as store:
+        store.set("key", b"value")
+        assert store.target.route.leader == parse_places(first.where)[0]
     assert first.servers[-1].role.startswith("leads, in epoch ")
     assert second.servers[-1].role == f"stands by; {first.where} leads, in epoch 1"
-    store.close()
 
 
 def test_the_next_one_goes_on_where_the_last_one_was(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
-    store = store_at(first, second)
-    store.set("key", b"value")
-    assert [store.add("count", 1) for _ in range(3)] == [1, 2, 3]
-    waits = in_thread(store.get, "later", 20)
-    before = first.servers[-1].epoch
-    first.stop()
-    assert second.leads().epoch > before
-    assert store.get("key", 20) == b"value"
-    assert store.add("count", 1) == 4
-    store.set("later", b"now")
-    assert waits.result(20) == b"now"
-    store.close()
+    with store_at(first, second) as store:
+        store.set("key", b"value")
+        assert [store.add("count", 1) for _ in range(3)] == [1, 2, 3]
+        waits = in_thread(store.get, "later", 20)
+        before = first.servers[-1].epoch
+        first.stop()
+        assert second.leads().epoch > before
+        assert store.get("key", 20) == b"value"
+        assert store.add("count", 1) == 4
+        store.set("later", b"now")
+        assert waits.result(20) == b"now"
 
 
 def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
@@ -127,16 +125,15 @@ def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
 
 def test_who_has_lost_the_office_answers_nobody(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
-    store = store_at(first, second)
-    assert store.add("count", 1) == 1
-    for number in range(2, 5):
-        leader = first if first.servers[-1].keeper is not None else second
-        before = leader.servers[-1]
-        leader.oust()
-        assert store.add("count", 1) == number
-        leader.until(lambda server, before=before: server is not before)  # type: ignore[misc]
-        assert not before.connections
-    store.close()
+    with store_at(first, second) as store:
+        assert store.add("count", 1) == 1
+        for number in range(2, 5):
+            leader = first if first.servers[-1].keeper is not None else second
+            before = leader.servers[-1]
+            leader.oust()
+            assert store.add("count", 1) == number
+            leader.until(lambda server, before=before: server is not before)  # type: ignore[misc]
+            assert not before.connections
 
 
 @pytest.mark.integration
@@ -150,11 +147,10 @@ def test_with_tls_the_leader_proves_itself_where_clients_are_sent(
     second = start("b", token=b"secret", tls=tls)
     second.stands_by()
     target = Target.at(parse_places(second.where), "run", b"secret", TLS(ca=str(files.ca)))
-    store = TCPStore.at(target, 20)
-    assert store.add("count", 1) == 1
-    first.stop()
-    assert store.add("count", 1) == 2
-    store.close()
+    with TCPStore.at(target, 20) as store:
+        assert store.add("count", 1) == 1
+        first.stop()
+        assert store.add("count", 1) == 2
 
 
 def test_a_token_that_no_server_knows_is_refused_by_all(start: Start) -> None:

@@ -28,7 +28,6 @@ from rallypoint.store.token import read_token
 
 SCHEMA = "rallypoint.check/1"
 EXIT_WRONG, EXIT_USAGE = 1, 2
-PLAIN_WIDTH = 100
 EXAMPLES = """
 \b
 Examples:
@@ -121,13 +120,12 @@ def command(
         steps = examine(questions, machine.examine(places, *bytes_each, timeout), timeout)
         found, measured = _show(steps, as_json), list[Pair]()
         if nodes and worst(found) is not Verdict.FAIL:
-            store = TCPStore.at(questions[0].target)
             address = local_addr or local_address(questions[0].host, questions[0].port)
             deadline = Deadline(wait)
             label = socket.gethostname()
-            measured, absent = pairs.meet(store, label, address, nodes, timeout, deadline)
+            with TCPStore.at(questions[0].target) as store:
+                measured, absent = pairs.meet(store, label, address, nodes, timeout, deadline)
             found += _show(iter([judgement.links(measured, absent)]), as_json)
-            store.close()
     except ParameterError as error:
         click.echo(f"rallypoint check: {error}", err=True)
         sys.exit(EXIT_USAGE)
@@ -149,7 +147,7 @@ def examine(
 
 
 def _show(steps: Iterator[Finding], as_json: bool) -> list[Finding]:
-    console = Console(width=None if os.isatty(1) else PLAIN_WIDTH)
+    console = Console(soft_wrap=not os.isatty(1))  # in a log each finding stays on its line
     found = []
     for finding in steps:
         found.append(finding)

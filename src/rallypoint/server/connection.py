@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._write: Callable[[bytes], None] = _unsent
         self._corked: list[bytes] | None = None  # answers to one read, written as one
         self._buffer = bytearray()
-        self.ends: tuple[Any, Any] = (None, None)  # where the client's socket is, and ours
+        self.ends: tuple[Any, Any] = (None, None)  # the client's socket and ours; None: it is gone
         self.handshake = Handshake(self)
         self._hello: p.Hello | None = None  # once the handshake is done
         self._rights = EVERYTHING
@@ -277,8 +277,8 @@ class Connection(asyncio.Protocol):
         return not self._ended
 
     def shake(self, body: p.Hello | p.Proof) -> None:
-        """Take one step of the handshake."""
-        hello = self.handshake.take(body)
+        """Take one step of the handshake (nothing happens once the connection is closed)."""
+        hello = None if self._ended else self.handshake.take(body)
         if hello is not None:
             self._enter(hello)
 

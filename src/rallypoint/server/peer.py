@@ -15,7 +15,8 @@ are sockets of this machine:
   and says so.
 
 A socket that its process has closed belongs to nobody: the kernel then names root, and inode 0.
-Its owner is not known, so whoever talks and closes at once gets nothing by that.
+Its owner is not known, so whoever talks and closes at once gets nothing by that. One that was
+reset before it was accepted is nowhere any more, and nobody's as well.
 """
 
 import asyncio
@@ -63,14 +64,17 @@ class Owners:
         self._asked: list[tuple[Place, Place, Told]] = []
         self._rest_seconds = READ_SECONDS
 
-    def ask(self, peer: Place, own: Place, told: Told) -> None:
+    def ask(self, peer: Place | None, own: Place | None, told: Told) -> None:
         """Find the user who owns a socket, and call `told` with the uid: now, or from the loop.
 
         Args:
-            peer: where that socket is.
+            peer: where that socket is, None if it is gone.
             own: what it is connected to.
             told: gets None if the socket is gone, or nobody's.
         """
+        if peer is None or own is None:
+            told(None)
+            return
         if self._netlink is not None:
             told(self._netlink.uid(peer, own))
             return

@@ -208,8 +208,8 @@ class Scribe:
             reader.release(data)
         if self._marked or self._gathered:
             self._begin()
-        elif self._rest is not None and not self._rest.done():
-            self._rest.set_result(None)
+        else:
+            self._wake()
 
     def _wait_for_room(self, changes: Changes, error: JournalFullError) -> None:
         if not self.trouble:
@@ -231,6 +231,12 @@ class Scribe:
         """Tell nothing of what is held, and write nothing more."""
         self._ended = True
         self._marked, self._gathered, self._riding = {}, [], []
+        self._wake()
+
+    def _wake(self) -> None:
+        """Nothing more is to come for who waits in `rest`."""
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     def durability(self) -> Durability:
         """Return what is told of it in the server's status."""
@@ -249,7 +255,11 @@ class Scribe:
         return not (self._marked or self._gathered or self._busy)
 
     async def rest(self, seconds: float) -> bool:
-        """Wait until everything is durable and told; return whether that is so in time."""
+        """Wait until everything is durable and told; return whether that is so in time.
+
+        Args:
+            seconds: how long; what ends the scribe ends the wait at once.
+        """
         if not self.is_resting and not self._ended:
             self._rest = self._loop.create_future()
             await asyncio.wait([self._rest], timeout=seconds)

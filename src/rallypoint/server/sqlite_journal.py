@@ -70,7 +70,9 @@ class SQLiteJournal(Journal):
                 self.directory.mkdir(mode=0o700, parents=True)
                 _sync(self.directory.parent)
         except OSError as error:
-            raise JournalError(f"{self.where} cannot be made: {error.strerror}") from error
+            raise JournalError(
+                f"{self.where} cannot be made: {error.strerror}; give one that this user may make"
+            ) from error
 
     def _take_lock(self) -> None:
         path = self.directory / LOCK_NAME
@@ -80,7 +82,9 @@ class SQLiteJournal(Journal):
         except OSError as error:
             if self._lock is not None and error.errno in (errno.EAGAIN, errno.EACCES):
                 raise JournalLostError(self._taken(self._lock)) from error
-            raise JournalError(f"{path} cannot be used: {error.strerror}") from error
+            raise JournalError(
+                f"{path} cannot be used: {error.strerror}; give a place that this user may write"
+            ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
 
@@ -132,7 +136,7 @@ class SQLiteJournal(Journal):
             )
         found = [str(row[0]) for row in database.execute("PRAGMA quick_check(3)")]
         if found != ["ok"]:
-            raise self._damaged("; ".join(found))
+            raise self._damaged("; ".join("\n".join(found).splitlines()))
 
     def _foreign(self, seen: str) -> JournalCorruptError:
         return JournalCorruptError(

@@ -141,6 +141,8 @@ class Succession:
     def _look(self, view: View) -> None:
         before, self._view = self._view, view
         self._changed.set()
+        if isinstance(self.server, StandbyServer):
+            self.server.look()  # before it sends anybody to who leads now
         if view.failure is not None:
             logger.error("the election has failed: %r", view.failure, exc_info=view.failure)
         elif view.leader is not None and view.leader != before.leader:
@@ -182,7 +184,6 @@ class Succession:
         async with self._running(server) as ended:
             while not self._stopping and not ended.done():
                 self._check()
-                server.look()
                 if self._view.term is None:
                     await self._wait()
                 elif (taken := await self._open(self._view.term)) is not None:

@@ -2,17 +2,16 @@
 
 Stores and handlers can host (`TCPStore(is_master=True)`, `is_host`), but the server lies
 above them: imports go down only. The package's front door (`rallypoint/__init__.py`), which
-may know all layers, says here how a server is started.
+may know all layers, says here how a server is started. So `import rallypoint` loads this module,
+and what is heavy is loaded when it is used.
 """
 
 import errno
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousConnectionError, StoreConnectionError, StoreError
-from rallypoint.store.places import one_host
 
 if TYPE_CHECKING:
     from rallypoint.store.tls import TLS
@@ -57,6 +56,8 @@ def start_server(
 
 def start_for_store(host: str, port: int, token: bytes, insecure: bool, tls: "TLS") -> HostedServer:
     """Start the server of a store that is its master; StoreConnectionError if it cannot."""
+    from rallypoint.store.places import one_host
+
     one_host(host)
     try:
         return start_server(host, port, token, insecure, tls)
@@ -81,7 +82,9 @@ def check_elsewhere(where: str, error: OSError, is_host: bool | None) -> None:
     Raises:
         RendezvousConnectionError: it must host, or the error says something else.
     """
-    elsewhere = isinstance(error, socket.gaierror) or error.errno in (
+    from socket import gaierror
+
+    elsewhere = isinstance(error, gaierror) or error.errno in (
         errno.EADDRNOTAVAIL,
         errno.EADDRINUSE,
     )

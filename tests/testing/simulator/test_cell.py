@@ -3,6 +3,7 @@ from tests.testing.simulator.test_world import a_world
 
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.testing.simulator.cell import Cell, Killed, NodeBackend
+from rallypoint.testing.simulator.checks import Violation
 from rallypoint.testing.simulator.clockwork import Process
 
 
@@ -53,3 +54,16 @@ def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
     clockwork.add(clockwork.world, 0.5, False, process.kill)
     with pytest.raises(Killed):
         backend.wait(1.0)
+
+
+def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
+    cell, backend, _stored = a_cell()
+    other = Process(cell.world.clockwork, "n1", 0.0)
+
+    def fail() -> None:
+        raise RendezvousConnectionError("n1 gave up")
+
+    other.call_later(1.0, fail)
+    with pytest.raises(Violation, match="n1 gave up") as caught:
+        backend.wait(2.0)
+    assert caught.value.kind == "RendezvousConnectionError"

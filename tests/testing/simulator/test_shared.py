@@ -4,7 +4,7 @@ from tests.testing.simulator.test_world import a_world, round_of
 
 from rallypoint.rendezvous.core.state import Settings
 from rallypoint.testing.simulator import Fault, Kind, Plan
-from rallypoint.testing.simulator.shared import SharedWorld, settings_of
+from rallypoint.testing.simulator.shared import CALL_SECONDS, SharedWorld, settings_of
 
 
 def test_settings_are_those_of_the_plan() -> None:
@@ -40,3 +40,12 @@ def test_a_node_that_was_stopped_too_long_comes_back_as_another() -> None:
     world = a_world(Fault(Kind.PAUSE, 3.0, node=1, seconds=6.0), shared=True)
     world.run()
     assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.2", "n2.1"}
+
+
+def test_a_user_who_gives_up_on_an_order_harms_nobody_else() -> None:
+    away = Fault(Kind.SERVER_KILL, 3.0, seconds=CALL_SECONDS + 10.0)
+    world = a_world(away, Fault(Kind.CLOSE, 4.0), shared=True)
+    world.lines = []
+    world.run()
+    assert round_of(world) == (1, 3)
+    assert any("user1 " in line and "was not heard" in line for line in world.lines)

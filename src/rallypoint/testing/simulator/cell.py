@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.errors import RendezvousConnectionError
+from rallypoint.errors import RallypointError, RendezvousConnectionError
 from rallypoint.rendezvous.backends.contract import RendezvousBackend, Token
+from rallypoint.testing.simulator.checks import Violation
 from rallypoint.testing.simulator.clockwork import Process
 
 if TYPE_CHECKING:
@@ -96,9 +97,15 @@ class NodeBackend(RendezvousBackend):
         process, clockwork = self._process, self._cell.world.clockwork
         seconds *= process.slowness
         process.pause()
-        clockwork.run_until(clockwork.now + seconds)
+        self._others_until(clockwork.now + seconds)
         process.go_on()
         while process.paused and process.alive:  # a fault has stopped it meanwhile
-            clockwork.run_until(clockwork.now + SLICE_SECONDS)
+            self._others_until(clockwork.now + SLICE_SECONDS)
         if not process.alive:
             raise Killed
+
+    def _others_until(self, end: float) -> None:
+        try:
+            self._cell.world.clockwork.run_until(end)
+        except RallypointError as error:  # another's: it must not look like an answer to this one
+            raise Violation(type(error).__name__, f"nobody took {error!r}") from error

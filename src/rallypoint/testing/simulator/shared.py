@@ -308,7 +308,14 @@ class SharedWorld(World):
             NodeBackend(self.cell, process), self.store, settings_of(self.plan),
             clock=process.time, threaded=False, pause=NodeBackend(self.cell, process).wait,
         )  # fmt: skip
-        process.soon(lambda: user.order(event, Deadline(CALL_SECONDS, process.time)))
+
+        def ask() -> None:
+            try:
+                user.order(event, Deadline(CALL_SECONDS, process.time))
+            except (RendezvousConnectionError, RendezvousTimeoutError) as error:
+                self.note(process.name, f"was not heard: {error}")
+
+        process.soon(ask)
 
 
 __all__ = ["SharedNode", "SharedWorld", "policy"]
