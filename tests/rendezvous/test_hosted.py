@@ -85,7 +85,10 @@ def test_other_settings_are_refused_and_the_right_ones_taken(
     server: EmbeddedServer, make: Make
 ) -> None:
     a, wrong = make(server.port, 2, 2), make(server.port, 1, 3)
-    joining = after_a_moment(in_thread(a.next_rendezvous))
+    joining, deadline = in_thread(a.next_rendezvous), Deadline(20)
+    while not wrong.report().members:  # who comes first decides
+        assert not deadline.expired()
+        time.sleep(0.01)
     with pytest.raises(RendezvousStateError, match="min_nodes=1, max_nodes=3 were asked for"):
         wrong.next_rendezvous()
     wrong._settings = a._settings  # the same handler, put right
