@@ -345,7 +345,7 @@ def test_h1_an_exclusion_by_time_ends_by_itself(server: EmbeddedServer, make: Ma
         assert not deadline.expired()
         time.sleep(0.05)
     again = in_thread(two.next_rendezvous)
-    while one.num_nodes_waiting() != 1:
+    while len(one.report().members) != 2:
         assert not deadline.expired()
         time.sleep(0.01)
     assert one.next_rendezvous().world_size == 2
