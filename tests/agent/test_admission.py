@@ -22,6 +22,8 @@ JOINING, LEAVING = ChangeKind.JOINING, ChangeKind.LEAVING
 END = e.Exit(143, "received SIGTERM")
 MINE = e.Notice("a", "node-a", "maintenance", 20.0, mine=True)
 OTHERS = e.Notice("b", "node-b", "spot reclaim")
+OTHERS_SOONER = msgspec.structs.replace(OTHERS, seconds=9.0)
+SOONER = e.NoticesStand((MINE,))
 NEWS = e.NodesWaiting(1)
 
 
@@ -66,6 +68,7 @@ NOW, CHECKPOINT, NEVER = Admit
 SAVED, DUE = e.WorkersSaved(4, 70), e.AdmitDue(4, 1)
 ONE_WAITS = ask(JOINING, "1 node", "1 node waits", 60.0, True)
 LATE = "; the workers have not saved in"
+LATE_20 = e.Exit(143, f"{END.text}{LATE} 20 s")
 ALL_SAVED = "; all workers have saved at step 70"
 
 TABLE: list[tuple[str, Admit, int, list[object], tuple[e.Action, ...], object]] = [
@@ -144,8 +147,43 @@ TABLE: list[tuple[str, Admit, int, list[object], tuple[e.Action, ...], object]] 
         "one's own notice comes back: nothing new",
         CHECKPOINT,
         2,
-        [Go(), e.NoticesStand((MINE,))],
+        [Go(), e.NoticesStand((msgspec.structs.replace(MINE, seconds=60.0),))],
         (),
+        None,
+    ),
+    (
+        "a sooner notice for this node: less time, no other save",
+        CHECKPOINT,
+        2,
+        [Go(), SOONER],
+        (timer(20.0, 2),),
+        None,
+    ),
+    (
+        "its time is over",
+        CHECKPOINT,
+        2,
+        [Go(), e.NoticesStand((MINE,)), e.AdmitDue(4, 2)],
+        (),
+        LATE_20,
+    ),
+    (
+        "the first time ends sooner",
+        CHECKPOINT,
+        2,
+        [Go(), e.NoticesStand((MINE,)), DUE],
+        (),
+        LATE_20,
+    ),
+    (
+        "a sooner notice for another",
+        NOW,
+        2,
+        [
+            e.NoticesStand((OTHERS,)),
+            e.NoticesStand((msgspec.structs.replace(OTHERS, seconds=9.0),)),
+        ],
+        (timer(9.0, 2),),
         None,
     ),
     (

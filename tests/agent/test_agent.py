@@ -398,6 +398,8 @@ def test_only_what_is_new_in_a_view_is_told() -> None:
         e.NodesWaiting,
     ]
     assert events_of(full, full) == [e.RoundOpened(1, 2, "y", ("z",))]
+    replaced = View(fenced=Refused(Refusal.REPLACED, "by b"))
+    assert events_of(replaced, View()) == [e.Fenced("by b", replaced=True)]
     assert events_of(View(), View(waiting=2)) == [e.NodesWaiting(0)]
 
 
@@ -452,3 +454,32 @@ def test_signals_mean_what_the_plan_says(tmp_path: Path) -> None:
     asker.join(LIMIT_SECONDS)
     assert heard.exists()
     assert any(line.startswith("notice: received SIGUSR2") for line in handler.log)
+
+
+class Cut(FakeHandler):
+    """Its server is gone; nothing that it is asked comes back before the end."""
+
+    def view(self) -> View:
+        return msgspec.structs.replace(super().view(), connected=not self.joined.qsize())
+
+    def fail(self, failure: Failure) -> None:
+        self.over.wait(LIMIT_SECONDS)
+
+    def leave(self, why: str) -> None:
+        super().leave(why)
+        time.sleep(LIMIT_SECONDS)
+
+
+def test_alone_a_failure_is_told_to_no_server_that_is_gone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    handler = Cut(sealed(1), sealed(2))
+    began = time.monotonic()
+    assert agent(handler, "raise SystemExit(7)", alone=True).run() == 1
+    assert time.monotonic() - began < LIMIT_SECONDS / 2
+    out, err = capfd.readouterr()
+    assert "its worker failed: rank 0 (local 0) on node-a: exit code 7" in out
+    assert "no answer yet" not in out
+    assert "first failure: rank 0" in err
+    assert "the server could not be told" in err
+    assert "join: its worker failed" not in str(handler.log)

@@ -72,3 +72,12 @@ def test_over_http() -> None:
             pass
     with HealthEndpoint(None) as nothing:
         assert nothing.port is None
+
+
+def test_a_node_that_waits_says_for_what() -> None:
+    health = Health()
+    health.waits_for = lambda: "1 of 2 nodes, waiting for 1"
+    health.show(state(Joining()), "joining")
+    assert health.answer("/ready")[1]["reason"] == "1 of 2 nodes, waiting for 1"
+    health.show(state(Working(SEAT)), "sealed")
+    assert health.answer("/ready")[1]["reason"] == "sealed"

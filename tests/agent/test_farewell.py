@@ -7,12 +7,18 @@ from tests.agent.test_agent import FakeHandler
 from rallypoint.agent import farewell
 from rallypoint.agent.farewell import Farewell
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.rendezvous.core.state import Failure
+
+FAILURE = Failure("node", 0, 0, 7, "", "noon", "", round=1)
 
 
 class Silent(FakeHandler):
     """A coordinator that is gone without a trace: nothing is answered."""
 
     def finish(self) -> None:
+        self.over.wait(20)
+
+    def fail(self, failure: Failure) -> None:
         self.over.wait(20)
 
     def leave(self, why: str) -> None:
@@ -75,3 +81,18 @@ def test_errors_are_told_and_others_raised(capsys: pytest.CaptureFixture[str]) -
     handler.finish_error = ValueError("a fault of ours")
     with pytest.raises(ValueError, match="a fault of ours"):
         Farewell(handler).finish()
+
+
+def test_a_failure_that_nobody_hears_is_told_in_time(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(farewell, "SAY_AFTER_SECONDS", 0.01)
+    words = Farewell(silent)
+    assert not words.fail(FAILURE, 0.1)
+    out, err = capsys.readouterr()
+    assert "telling the coordinator of the failure: no answer yet, up to 0.1 s" in out
+    assert "the others could not be told of a failed worker: no answer" in err
+    silent.over.set()
+    words.leave("later")  # is asked all the same
+    assert silent.log == ["leave asked"]
+    assert Farewell(FakeHandler()).fail(FAILURE, 5.0)

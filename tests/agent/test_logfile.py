@@ -37,3 +37,13 @@ def test_without_a_limit_it_grows_and_is_added_to(tmp_path: Path) -> None:
         log.write(text)
         log.close()
     assert texts(tmp_path) == {"x.log": "a\n" * 1000 + "b"}
+
+
+def test_a_chunk_is_split_where_lines_end(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "x.log", max_bytes=6, keep=9)
+    log.write(b"aa\nbb\ncccc\nd\n" + b"e" * 15 + b"\nf")
+    log.close()
+    found = texts(tmp_path)
+    assert [found[name] for name in sorted(found, reverse=True)] == [
+        "aa\nbb\n", "cccc\nd\n", "e" * 12, "eee\nf",
+    ]  # fmt: skip

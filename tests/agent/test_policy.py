@@ -58,6 +58,7 @@ REPORT = Failure("node-a", 3, 1, 9, "", "noon", "a\nb", 1)
 HUNG_REPORT = Failure(
     "node-a", 3, 1, None, "", "noon", "a\nb\nno step for 61 s, the last was step 40", 1
 )
+REPLACED = e.Exit(93, "this node was replaced for good: by b")
 STOP = e.StopWorkers(GRACE)
 STOPPED = e.WorkersStopped()
 
@@ -67,7 +68,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     (
         "then the next round is asked for",
         [SEALED, FAILED, STOPPED],
-        (e.Join(f"its worker failed: {REPORT.label}"),),
+        (e.Join(f"its worker failed: {REPORT.label}", told=True),),
     ),
     ("one worker done is not all", [SEALED, e.WorkerExited(1, 0, 0)], ()),
     (
@@ -135,6 +136,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ),
     ("a loss during the pause", [PAUSED, e.RoundOpened(1, 4, "lost c")], (e.Join("lost c"),)),
     ("an old opening during the pause", [PAUSED, OPENED], ()),
+    ("replaced during the pause", [PAUSED, e.Fenced("by b", True)], (REPLACED,)),
     ("fenced during the pause", [PAUSED, e.Fenced("x")], (e.Join("was fenced: x"),)),
     (
         "closed during the pause",
@@ -190,6 +192,10 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ),
     ("an older incarnation closed", [e.Sealed(seat(1, 2)), CLOSED], ()),
     ("fenced", [SEALED, e.Fenced("was silent")], (STOP,)),
+    ("replaced", [SEALED, e.Fenced("by b", True)], (STOP,)),
+    ("replaced: for good", [SEALED, e.Fenced("by b", True), STOPPED], (REPLACED,)),
+    ("replaced while it stops", [SEALED, FAILED, e.Fenced("by b", True), STOPPED], (REPLACED,)),
+    ("fenced while it stops", [SEALED, OPENED, e.Fenced("x"), STOPPED], (e.Join(OPENED.why),)),
     ("comes anew", [SEALED, e.Fenced("x"), STOPPED], (e.Join("was fenced: x"),)),
     ("signal", [SEALED, TERM], (STOP, e.Leave("received SIGTERM"))),
     ("signal: exit", [SEALED, TERM, STOPPED], (e.Exit(143, "received SIGTERM"),)),
@@ -230,7 +236,7 @@ def test_reasons_are_words_a_user_can_act_on() -> None:
 def test_the_first_cause_is_what_is_joined_for() -> None:
     state = after(SEALED, FAILED, OPENED, e.NodesWaiting(3), e.Fenced("late")).state
     assert isinstance(state.phase, Stopping)
-    assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}")
+    assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}", told=True)
 
 
 ANY_EVENT = st.one_of(

@@ -70,3 +70,15 @@ def test_what_is_said_after_something_is_done() -> None:
     assert piped.pump.said_after(lambda: None, 0.05) == ()
     assert piped.end() == ("before", "one", "two")
     assert piped.shown() == "before\none\ntwo\n"
+
+
+def test_a_console_that_is_full_holds_no_worker_up() -> None:
+    read_end, fd = os.pipe()
+    console = os.open("/dev/full", os.O_WRONLY)
+    pump = Pump(read_end, STDERR, Way(None, True, None, console))
+    pump.start()
+    for _ in range(40):
+        os.write(fd, b"x" * 9999 + b"\n")  # more than a pipe holds
+    os.close(fd)
+    assert len(pump.last_lines(10)) == LAST_LINES
+    os.close(console)

@@ -1,4 +1,7 @@
 import json
+import os
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -78,3 +81,18 @@ def test_a_line_that_changes_gives_way_to_one_that_stays(
     report.replace_live_line("")
     clear = report.CLEAR_LINE
     assert capsys.readouterr().out == f"{clear}1 of 2{clear}2 of 2{clear}rallypoint: sealed\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_console_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    for console in (open("/dev/full", "w"), open(write_end, "w"), None):  # noqa: SIM115
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, console)
+        report.say("well")
+        report.complain("ill")
+        report.replace_live_line("now")
+        report.say("well again")
+        if console is not None:
+            console.close()  # nothing is left in its buffer, whose flush would fail

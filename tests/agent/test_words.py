@@ -5,7 +5,9 @@ import pytest
 from tests.cli.golden import check
 from tests.rendezvous.core.builders import a_node, a_settings
 
-from rallypoint.agent.words import waiting_line
+from rallypoint.agent.events import Action, Event, Leave, Signal, StopWorkers, WorkersStopped
+from rallypoint.agent.policy import AgentState, Decision
+from rallypoint.agent.words import stopping_line, waiting_line
 from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
 
 
@@ -27,6 +29,8 @@ PICTURES = {
     "its connection is cut": report(*HERE, member(7, "participant", 8.0, False)),
     "several are": report(*[member(n, "participant", float(n)) for n in range(1, 7)]),
     "one was lost": report(*HERE, rounds=(LOST,)),
+    "one left": report(*HERE, rounds=(msgspec.structs.replace(LOST, left=("node7",)),)),
+    "one has finished": report(*HERE, member(7, "finished"), rounds=(LOST,)),
     "nobody has heard of the others": report(*HERE[:1]),
     "last call": report(
         *HERE, member(4, "candidate"), phase="last call",
@@ -72,3 +76,21 @@ def test_the_end_of_the_last_call_comes_nearer() -> None:
 )
 def test_what_is_not_known_is_left_out(one: Report, text: str) -> None:
     assert text in waiting_line(one, 0.0, 560.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "actions", "line"),
+    [
+        (
+            Signal("SIGTERM", 15), (StopWorkers(30.0),),
+            "received SIGTERM: stopping the workers, up to 30 s; again to end the grace",
+        ),
+        (Signal("SIGINT", 2), (StopWorkers(0.0),), "received SIGINT: ending the workers at once"),
+        (Signal("SIGTERM", 15), (Leave("received SIGTERM"),), ""),
+        (WorkersStopped(), (StopWorkers(30.0),), ""),
+    ],
+)  # fmt: skip
+def test_a_signal_that_ends_the_workers_is_answered_at_once(
+    event: Event, actions: tuple[Action, ...], line: str
+) -> None:
+    assert stopping_line(event, Decision(AgentState("node", 1), actions)) == line

@@ -127,7 +127,7 @@ def test_workers_that_fail_because_a_node_was_lost_use_up_no_budget(
     victim, survivor = agents[lost], agents[1 - lost]
 
     victim.kill()  # its worker goes with it; on files nothing else tells, until its lease lapses
-    failed = survivor.expect(r"joining the next round: its worker failed: .*: exit code 7")
+    failed = survivor.expect(r"its worker failed: .*: exit code 7")
     survivor.round(1, failed)
     survivor.expect("work: 1 workers, restarts 0", failed)
     assert survivor.wait() == 0, survivor.shown()

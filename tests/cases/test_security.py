@@ -338,6 +338,7 @@ def everything_said_of(pids: list[int]) -> bytes:
 def test_secrets_are_shown_nowhere(tmp_path: Path, port: int) -> None:
     secret = "SeCrEt" + os.urandom(12).hex()
     (tmp_path / "token").write_text(f"all {secret}\n")
+    (tmp_path / "token").chmod(0o600)
     (tmp_path / "work.py").write_text(WORKER)
     env = {k: v for k, v in os.environ.items() if not k.startswith("RALLYPOINT_")}
     env |= {"RALLYPOINT_TOKEN_FILE": str(tmp_path / "token"), "TMPDIR": str(tmp_path)}

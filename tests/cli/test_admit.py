@@ -35,6 +35,8 @@ def test_who_is_not_kept_out_is_answered_with_those_that_are() -> None:
         cluster.join_all(cluster.handler(1, 1))
         done = run("admit", cluster, "--node=n7")
         assert (done.exit_code, "kept out are: nobody" in done.stderr) == (2, True)
+        done = run("admit", cluster)
+        assert (done.exit_code, "--slot and --all" in done.stderr) == (2, True)
         run("exclude", cluster, "--slot=b")
         done = run("admit", cluster, "--node=b")
         assert done.exit_code == 2

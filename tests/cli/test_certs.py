@@ -39,10 +39,11 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_authority_is_made_once(tmp_path: Path) -> None:
-    run(str(tmp_path), "--name", "head")
+    assert "replaced" not in run(str(tmp_path), "--name", "head")
     before = (tmp_path / "ca.pem").read_bytes()
     first = (tmp_path / "head.pem").read_bytes()
-    run(str(tmp_path), "--name", "head")
+    said = run(str(tmp_path), "--name", "head")
+    assert f"replaced     {tmp_path / 'head.pem'}, {tmp_path / 'head.key'}" in said
     assert (tmp_path / "ca.pem").read_bytes() == before
     assert (tmp_path / "head.pem").read_bytes() != first  # renewed
 

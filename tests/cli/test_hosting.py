@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from rallypoint.agent import backoff
 from rallypoint.cli import hosting
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.coordinator import View
+from rallypoint.server.spawn import Spawned
 
 LIMIT_SECONDS = 10
 
@@ -66,6 +68,21 @@ def test_until_it_is_connected_a_node_tries_to_host_again(monkeypatch: pytest.Mo
     handler.connected = True
     handler.callback()
     assert handler.unwatched.wait(LIMIT_SECONDS)
+
+
+def test_a_token_file_that_others_may_read_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("short")
+    path.chmod(0o644)
+    hosted = Spawned("h:1", 0, path, ("10.0.0.1",))
+    monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", lambda *_: hosted)
+    plan = make(nnodes="2", endpoint="h:1", run_id="x", token_file=path)
+    hosting.host(plan, True, Handler())  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert said.count(f"warning: the token file {path} (mode 644)") == 1
+    assert said.count("fewer than 16 characters") == 1
 
 
 def test_what_goes_wrong_later_is_told(

@@ -71,3 +71,21 @@ def test_every_duration_of_the_table_is_an_option() -> None:
         given, wanted = ("3.5", 3.5) if row.unit == "s" else ("3", 3)
         assert parse(row.flag, given, "s.py")[row.name] == wanted
     assert parse("--last-call", "2", "s.py")["last_call"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "flag", ["--stop-grace", "--monitor-interval", "--join-timeout", "--hang-timeout", "--lease"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_seconds_that_are_none_are_refused(flag: str, value: str) -> None:
+    result = CliRunner().invoke(probe, [flag, value, "s.py"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}': '{value}'" in result.output
+
+
+@pytest.mark.parametrize("variable", ["RALLYPOINT_MAX_RESTARTS", "PET_MAX_RESTARTS"])
+def test_what_is_wrong_with_a_variable_names_it(variable: str) -> None:
+    result = CliRunner().invoke(probe, ["s.py"], env={variable: "x"})
+    assert f"'--max-restarts' ({variable} in the environment)" in result.output
+    result = CliRunner().invoke(probe, ["--max-restarts=x", "s.py"], env={variable: "1"})
+    assert "in the environment" not in result.output

@@ -140,6 +140,10 @@ def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> Non
         make(token_file=path)
     with pytest.raises(ParameterError, match="cannot be read"):
         make(token_file=tmp_path / "none")
+    with pytest.raises(ParameterError, match="RALLYPOINT_TOKEN, line 1: a scope without"):
+        make({"RALLYPOINT_TOKEN": "admin"})
+    with pytest.raises(ParameterError, match="--token-file '' names no file"):
+        make(token_file=Path(""))
 
 
 def test_a_shared_file_needs_no_port() -> None:
@@ -200,6 +204,7 @@ def test_how_a_node_looks_after_its_workers() -> None:
     plan = make(
         forward_signals="USR1", preempt_signal="SIGUSR2", health_check="true", hang_timeout=9.0,
         events="e.jsonl", health_port=8080, log_format="json", log_max_bytes=5, log_keep=1,
+        log_dir=Path("logs"),
     )  # fmt: skip
     care, output = plan.care, plan.output
     assert (care.signals.passed_on, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
@@ -217,3 +222,8 @@ def test_colours_are_for_terminals_of_those_who_want_them(
     assert make({"TERM": "xterm"}).output.coloured == {2}
     for env in ({"TERM": "dumb"}, {}, {"TERM": "xterm", "NO_COLOR": "1"}):
         assert make(env).output.coloured == frozenset()
+
+
+def test_a_size_of_files_needs_files() -> None:
+    with pytest.raises(ParameterError, match="--log-max-bytes needs files to limit"):
+        make(log_max_bytes=5)

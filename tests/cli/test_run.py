@@ -109,3 +109,17 @@ def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatc
     result = run("--nnodes=2", f"--endpoint={place}", "--run-id=x", "--no-python", "true")
     assert result.exit_code == 0, result.output
     assert looks[0].startswith("doctor: connect: 127.0.0.1: connection refused; nobody listens")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("RALLYPOINT_NNODES", "abc", "--nnodes abc: give MIN"),
+        ("RALLYPOINT_JOIN_TIMEOUT", "0", "join=0.0: allowed is"),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, value: str, text: str) -> None:
+    result = run("--no-python", "true", env={variable: value})
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert f" is {variable}'s)" in result.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.certificates import make_certificates
 
 from rallypoint.cli import main
 from rallypoint.cli import serve as module
@@ -23,6 +24,7 @@ from rallypoint.server.server import Server
 from rallypoint.server.sqlite_journal import SQLiteJournal
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.tls import TLS
+from rallypoint.store.token import read_token
 
 LIMIT_SECONDS = 30
 
@@ -91,6 +93,34 @@ def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> No
     )
 
 
+def test_an_option_without_a_value_is_named() -> None:
+    assert_one_line(serve("--bind=127.0.0.1:0", "--data-dir="), "--data-dir '' names no directory")
+    assert_one_line(serve("--bind=127.0.0.1:0", "--token-file="), "token_file='' names no file")
+
+
+def test_tls_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    result = serve("--bind=127.0.0.1:0", f"--tls-cert={made.cert}")
+    assert_one_line(result, f"tls_cert={made.cert} holds no certificate with its key; give the key")
+    result = serve("--bind=127.0.0.1:0", f"--tls-cert={made.cert}", f"--tls-key={made.client_key}")
+    assert_one_line(
+        result, f"tls_cert={made.cert}", f"tls_key={made.client_key} is another certificate's"
+    )
+
+
+def test_tokens_that_are_easy_to_come_by_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("short")
+    path.chmod(0o644)
+    with socket.create_server(("0.0.0.0", 0)) as sock:
+        module._warn([sock], Options(read_token(None, str(path))))
+    mode, short = capsys.readouterr().err.splitlines()
+    assert mode.startswith(f"rallypoint serve: warning: the token file {path} (mode 644)")
+    assert "fewer than 16 characters" in short
+
+
 def test_a_directory_of_another_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "rallypoint.db").write_bytes(b"something else")
     result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
@@ -104,6 +134,18 @@ def test_what_is_stored_and_does_not_fit_is_named(tmp_path: Path) -> None:
     journal.close()
     result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
     assert_one_line(result, "the entry 'run/x' of run 'x' cannot be used", str(tmp_path))
+    again = SQLiteJournal(tmp_path)
+    again.open(Deadline(10))  # what was refused has been let go of
+    again.close()
+
+
+def test_a_directory_is_let_go_of_where_the_port_is_taken(tmp_path: Path, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        result = serve(f"--bind=127.0.0.1:{port}", f"--data-dir={tmp_path}")
+    assert_one_line(result, "cannot listen on")
+    again = SQLiteJournal(tmp_path)
+    again.open(Deadline(10))
+    again.close()
 
 
 def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,10 @@ def serve(*options: str) -> str:
         (["--state=etcd://h", "--until-empty"], "--state with --until-empty"),
         (["--state=etcd://h", "--leader-lease=0"], "--leader-lease 0: give seconds above 0"),
         (["--state=etcd://h", "--advertise=a:b:c"], "endpoint='a:b:c'"),
+        (["--state=etcd://h", "--advertise=nope.invalid"], "'nope.invalid' has no address"),
+        (["--state=etcd://h", "--leader-lease=1"], "etcd has no leases below 2 s"),
+        (["--advertise=h:1"], "--advertise without --state"),
+        (["--leader-lease=3"], "--leader-lease without --state"),
         (["--state=etcd://h?what=1"], "unknown options ['what']"),
         (["--state=redis://h1,h2"], "2 hosts; allowed is one"),
     ],
@@ -57,6 +61,18 @@ def test_where_clients_find_it() -> None:
         assert state("[::1]:7").advertise == "[::1]:7"
         assert first.name != state(None).name
         assert Choice(None, None, 2.0).at([sock]) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "advertise", "warned"),
+    [("0.0.0.0", None, True), ("0.0.0.0", "front", False), ("127.0.0.1", None, False)],
+)
+def test_an_address_of_this_host_alone_is_warned_of(
+    caplog: pytest.LogCaptureFixture, bound: str, advertise: str | None, warned: bool
+) -> None:
+    with socket.create_server((bound, 0)) as sock:
+        Choice("redis://127.0.0.1", advertise, 2.0).at([sock])
+    assert ("give --advertise ADDRESS:PORT" in caplog.text) is warned
 
 
 def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:

@@ -113,6 +113,12 @@ def test_of_several_servers_the_one_that_is_there_is_asked(
     source.close()
 
 
+def test_a_file_of_another_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("something else, and long enough")
+    with pytest.raises(ParameterError, match="not a Rallypoint store file"):
+        open_source("file", str(tmp_path / "notes"), "job", b"")
+
+
 def test_the_state_on_an_engine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, opened = MemoryEngine(), list[str]()
 

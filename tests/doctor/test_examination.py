@@ -32,6 +32,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.store import protocol as p
 from rallypoint.store.connect import AddressInfo
+from rallypoint.store.tls import TLS
 from rallypoint.testing.memory_engine import MemoryEngine
 
 pytestmark = pytest.mark.integration
@@ -164,6 +165,44 @@ def test_5_a_wrong_token(server: bytes, mine: bytes, text: str) -> None:
         wrong = named(Question(LOOPBACK, running.port, token=mine))
     assert (wrong.step, wrong.verdict) == ("token", Verdict.FAIL)
     assert text in wrong.text
+
+
+def test_5_a_token_for_one_run_asked_without_its_name() -> None:
+    with hosted(b"run:digits secret") as running:
+        wrong = named(Question(LOOPBACK, running.port, token=b"run:digits secret"))
+    assert (wrong.step, wrong.verdict) == ("token", Verdict.FAIL)
+    assert "for run 'digits' alone: give --run-id digits" in wrong.text
+
+
+def test_5_with_tls_the_same_is_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    made, other = make_certificates(tmp_path / "one"), make_certificates(tmp_path / "two")
+    files, trusts = TLS(cert=str(made.cert), key=str(made.key)), TLS(ca=str(made.ca))
+    server = EmbeddedServer(LOOPBACK, 0, Options(token=b"sesame", tls=files))
+    try:
+        place = (LOOPBACK, server.port)
+        assert "this node has none" in named(Question(*place, tls=trusts)).text
+        wrong = named(Question(*place, token=b"other", tls=trusts))
+        assert "token is another one" in wrong.text
+        wrong = named(Question(*place, token=b"sesame", tls=TLS(ca=str(other.ca))))
+        assert (wrong.step, wrong.verdict) == ("certificate", Verdict.FAIL)
+        assert "the certificate of 127.0.0.1 is not accepted" in wrong.text
+    finally:
+        server.stop()
+    plain = EmbeddedServer("127.0.0.2", 0, Options(insecure=True, tls=files))
+    try:
+        wrong = named(Question("127.0.0.2", plain.port, token=b"sesame", tls=trusts))
+        assert wrong.step == "certificate"
+        assert "the certificate of 127.0.0.2 is not accepted" in wrong.text
+    finally:
+        plain.stop()
+    plain = EmbeddedServer(LOOPBACK, 0, Options(tls=files))
+    try:
+        wrong = named(Question(LOOPBACK, plain.port, token=b"sesame", tls=trusts))
+        assert "the server was started without" in wrong.text
+    finally:
+        plain.stop()
 
 
 def test_6_a_port_that_speaks_tls(tmp_path: Path) -> None:

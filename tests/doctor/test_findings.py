@@ -1,13 +1,14 @@
 import datetime
 import errno
 
+import msgspec
 import pytest
 from tests.rendezvous.core.builders import a_settings
 
 from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Greeting, Place, Verdict
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.status import ServerStatus, run_status
+from rallypoint.rendezvous.status import Durability, ServerStatus, run_status
 
 
 def place(address: str, code: int = 0) -> Place:
@@ -62,6 +63,27 @@ def test_a_far_server_and_a_late_one_are_worth_a_look() -> None:
     assert findings.round_trip([0.3, 0.4]).verdict is Verdict.WARN
     assert findings.load(server(0.0)).verdict is Verdict.OK
     assert findings.load(server(2.0)).verdict is Verdict.WARN
+
+
+def test_a_server_that_is_open_to_all_is_told() -> None:
+    access = "INSECURE: no token: open to every process of this machine"
+    assert access in findings.load(msgspec.structs.replace(server(0.0), access=access)).text
+    assert "no token" not in findings.load(server(0.0)).text
+
+
+def test_a_token_that_may_not_is_told_in_the_servers_words() -> None:
+    refused = Greeting(Answer.OURS, "it is for run 'x'", asks_token=True, knows_token=False)
+    finding = findings.token(refused, has_token=True)
+    assert (finding.verdict, finding.text) == (Verdict.FAIL, "it is for run 'x'")
+    assert "--run-id" in finding.remedy
+
+
+def test_a_server_without_room_is_the_cause() -> None:
+    full = Durability("directory /data", 1, 1, 0.1, 0.1, "directory /data has no room")
+    finding = findings.load(msgspec.structs.replace(server(0.0), durable=full))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.text.startswith("directory /data has no room")
+    assert "make room" in finding.remedy
 
 
 def test_clocks_are_told_and_never_wrong() -> None:

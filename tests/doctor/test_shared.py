@@ -165,6 +165,14 @@ def test_a_file_that_can_be_used(tmp_path: Path) -> None:
     assert "1 of at least 2 nodes" in found["run"].text
 
 
+def test_a_file_of_another_program(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("something else, and long enough")
+    wrong = steps("file", str(tmp_path / "notes"))["answer"]
+    assert wrong.verdict is Verdict.FAIL
+    assert "is not a Rallypoint store file" in wrong.text
+    assert "give the path" in wrong.remedy
+
+
 def test_a_file_is_not_made(tmp_path: Path) -> None:
     path = tmp_path / "job"
     assert steps("file", str(path))["path"].verdict is Verdict.NOTE

@@ -57,6 +57,18 @@ def test_a_spare_takes_the_seat_of_a_lost_node_and_the_last_one_goes_home(fleet:
     assert "rank" not in late.out.text
 
 
+def test_i1_of_two_nodes_with_one_slot_the_newer_stays_and_the_other_ends(fleet: Fleet) -> None:
+    _server, where = fleet.server()
+    one = agent(fleet, where, "one", "--nnodes=1:2", "--slot=a")
+    one.expect("rank 0 of 1")
+    two = agent(fleet, where, "two", "--nnodes=1:2", "--slot=a")
+    assert one.wait(LIMIT_SECONDS) == 93, one.shown()
+    assert "this node was replaced for good: " in one.err.text
+    two.expect("rank 0 of 1")
+    fleet.release()
+    two.finished(LIMIT_SECONDS)
+
+
 def test_h1_a_node_is_kept_out_by_command_and_let_in_again(fleet: Fleet) -> None:
     _server, where = fleet.server()
     one, two = (agent(fleet, where, name, "--nnodes=1:2") for name in ("one", "two"))

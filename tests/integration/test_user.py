@@ -1,8 +1,11 @@
 """What a user does with `rallypoint run` besides the main job: failures, output, Ctrl-C."""
 
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -103,7 +106,7 @@ def test_a_failure_within_the_budget_is_a_new_round(fleet: Fleet) -> None:
     failed = next(agent for agent in agents if "started 0" in agent.out.text)
     (fleet.folder / "well").unlink()
     fleet.release()
-    failed.expect("joining the next round: its worker failed: .*rank 0")
+    failed.expect("its worker failed: .*rank 0")
     (fleet.folder / "well").touch()
     for agent in agents:
         agent.expect(r"round 2: rank \d of 2 nodes")
@@ -147,6 +150,7 @@ def test_a_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Si
     workers = [psutil.Process(int(line.text.split()[-1])) for line in lines]
     began = time.monotonic()
     agent.send(number)
+    agent.expect(f"received {number.name}: stopping the workers, up to 30 s; again to end the gra")
     assert agent.wait() == 128 + number
     assert time.monotonic() - began < 5.0
     assert agent.err.text == ""
@@ -216,13 +220,13 @@ def test_off_loopback_with_a_token(fleet: Fleet) -> None:
     address = outer_address()
     if address is None:
         pytest.skip("this machine has no address but loopback")
-    fleet.env["RALLYPOINT_TOKEN"] = "a secret that all share"
+    fleet.env["RALLYPOINT_TOKEN"] = "a-secret-that-all-share"
     where = f"{address}:{free_port(address)}"
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=off-loopback"]
     agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
     for agent in agents:
         agent.expect(rf"work: round 1 rank \d of 2 at {re.escape(address)}:\d+")
-    secret = "a secret that all share"
+    secret = "a-secret-that-all-share"
     assert not any(secret in " ".join(process.cmdline()) for process in fleet.left())
     fleet.release()
     for agent in agents:
@@ -261,3 +265,23 @@ def test_who_leaves_while_joining_is_let_go_at_once(tmp_path: Path, backend: str
     thread.join(5.0)
     assert ended
     handler.shutdown()
+
+
+QUIET = """
+import os, pathlib, sys
+for i in range(2000):
+    print("x" * 99, file=sys.stderr)
+pathlib.Path(os.environ["RALLYPOINT_ROUND"]).touch()
+sys.exit(int(sys.argv[1]) if os.environ["RALLYPOINT_ROUND"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize("console", ["> /dev/full 2>&1", "2>&1 | head -n 1 > /dev/null"])
+def test_a_console_that_cannot_be_written_ends_no_job(fleet: Fleet, console: str) -> None:
+    (fleet.folder / "quiet.py").write_text(QUIET, encoding="utf-8")
+    line = f"run --standalone --max-restarts=1 quiet.py 7 {console}; exit ${{PIPESTATUS[0]}}"
+    argv = ["bash", "-c", f"{sys.executable} -m rallypoint {line}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RALLYPOINT_")}
+    done = subprocess.run(argv, cwd=fleet.folder, env=environment, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (fleet.folder / "2").exists()

@@ -157,18 +157,22 @@ def test_who_will_leave_is_told_with_how_long_it_still_has() -> None:
     run = Watched()
     run.seal()
     run.do(Notify("n2", "spot machine", seconds=25.0), after=1)
-    run.do(Notify("n2", "spot machine", seconds=3.0), after=1)  # said again: it runs since before
+    run.do(Notify("n2", "spot machine", seconds=24.5), after=1)  # the first one ends sooner still
     run.do(Notify("n1", "maintenance", "alice"))
     (two, one) = report_of(run.state, "here", run.seen, run.now + 9).notices
     assert (two.id, two.node, two.why, two.by) == ("n2", "n2 pid 2", "spot machine", "n2 pid 2")
-    assert (two.seconds, two.remaining_seconds) == (25.0, 15.0)
+    assert (two.seconds, two.remaining_seconds) == (24.5, 15.0)
     assert (one.by, one.seconds, one.remaining_seconds) == ("alice", None, None)
     (two, _one) = report_of(run.state, "here", run.seen, run.now + 99).notices
     assert two.remaining_seconds == 0.0
     (two, _one) = report_of(run.state, "here").notices  # one look knows no times
     assert two.remaining_seconds is None
+    run.do(Notify("n2", "spot machine", seconds=3.0), after=1)
+    (two, _one) = report_of(run.state, "here", run.seen, run.now + 1).notices
+    assert two.remaining_seconds == 2.0
     run.do(Leave("n2"))
     assert report_of(run.state, "here", run.seen, run.now).notices == ()
+    assert run.seen.lines(run.now)[0].left == ("n2 pid 2",)
 
 
 def test_one_that_is_excluded_is_among_those_whose_going_ended_the_round() -> None:

@@ -33,6 +33,7 @@ from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
 
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
+REPLACED = Refused(Refusal.REPLACED, "replaced by node2")
 OPENED = RoundOpened(1, 2, "host9 was lost", ("host9",))
 CLOSED = RunClosed(1, 1, "someone", "", "enough", Verdict.CLOSED)
 
@@ -216,9 +217,11 @@ def test_a_fenced_node_comes_as_another() -> None:
 class FencedAtTheDoor(FakeCoordinator):
     """Tells of the fencing with the answer to a join."""
 
+    how = FENCED
+
     def join(self, *arguments: Any) -> Assignment:
         if self.answers and self.answers[0] is not None:
-            self.told = View(fenced=FENCED)
+            self.told = View(fenced=self.how)
         return super().join(*arguments)
 
 
@@ -236,10 +239,20 @@ def test_a_member_that_hears_of_its_fencing_only_now() -> None:
         handler.next_rendezvous()
 
 
-def test_a_newcomer_with_a_slot_that_is_fenced_gives_in() -> None:
+def test_i1_a_newcomer_that_is_replaced_before_its_first_round_gives_in() -> None:
     coordinator = FencedAtTheDoor(RendezvousStateError("replaced"))
+    coordinator.how = REPLACED
     handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2), slot="pod-1")
     with pytest.raises(RendezvousStateError, match="replaced"):
+        handler.next_rendezvous()
+    assert len(coordinator.joins) == 1
+
+
+def test_i1_a_member_that_was_replaced_does_not_ask_again() -> None:
+    handler, coordinator = make()
+    handler.next_rendezvous()
+    coordinator.tell(fenced=REPLACED)
+    with pytest.raises(RendezvousStateError, match=r"replaced by node2; a node that was replaced"):
         handler.next_rendezvous()
     assert len(coordinator.joins) == 1
 

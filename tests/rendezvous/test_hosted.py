@@ -148,6 +148,30 @@ def test_shutdown_ends_a_join(server: EmbeddedServer, make: Make) -> None:
 # -- being shut out -----------------------------------------------------------------------
 
 
+def test_other_shared_settings_are_told(
+    server: EmbeddedServer, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = make(server.port, 1, 2), make(server.port, 1, 2, lease=40)
+    a.next_rendezvous()
+    assert caplog.messages == []
+    joining = in_thread(b.next_rendezvous)
+    until(a, lambda view: view.waiting > 0)
+    a.next_rendezvous()
+    joining.result(20)
+    (line,) = caplog.messages
+    assert "with lease=15 (not 40), which holds for all nodes" in line
+
+
+def test_i1_a_node_that_was_replaced_does_not_come_back(server: EmbeddedServer, make: Make) -> None:
+    old, new = (make(server.port, 1, 2, slot="a") for _ in "ab")
+    old.next_rendezvous()
+    assert new.next_rendezvous().world_size == 1
+    until(old, lambda view: view.fenced is not None)
+    with pytest.raises(RendezvousStateError, match="in the same place; a node that was replaced"):
+        old.next_rendezvous()
+    assert new.view().fenced is None
+
+
 def test_a_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Make) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         handler = make(proxy.port)

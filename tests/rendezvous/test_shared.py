@@ -258,6 +258,16 @@ def test_closing() -> None:
     assert late.view().closed is None
 
 
+def test_what_a_user_says_is_one_clean_line() -> None:
+    cluster = Cluster(2, 2)
+    cluster.add("a", "b")
+    cluster.run(0.5)
+    cluster.nodes["a"].close("no\x1b[2J money\nleft", Deadline(5))
+    cluster.run(0.5)
+    with pytest.raises(RendezvousClosedError, match=r"no\ufffd\[2J money left"):
+        cluster.nodes["b"].outcome()
+
+
 def test_closing_by_who_never_joined_is_seen_by_it() -> None:
     coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
     coordinator.close("not today", Deadline(5))
@@ -272,6 +282,16 @@ def test_other_bounds_are_refused() -> None:
     cluster.settings = settings(2, 5)
     with pytest.raises(RendezvousStateError, match="max_nodes=5"):
         cluster.add("b")
+
+
+def test_other_shared_settings_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(2, 4)
+    cluster.add("a")
+    assert caplog.messages == []
+    cluster.settings = settings(2, 4, lease=6)
+    cluster.add("b")
+    (line,) = caplog.messages
+    assert "was opened by hosta pid 1 with lease=9 (not 6)" in line
 
 
 def test_a_resting_node_writes_only_its_beats() -> None:

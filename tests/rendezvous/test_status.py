@@ -68,6 +68,14 @@ def test_members_come_by_place_then_rank_then_name() -> None:
     assert [member.id for member in shown.members] == ["n1", "n2", "n3", "n4"]
 
 
+def test_who_has_finished_is_not_somebody_nobody_has_heard_of() -> None:
+    done = [Member(a_node(f"n{i}"), "finished") for i in range(1, 6)]
+    told = status.absent(report("gathering", a_settings(2, 2), candidate("n9"), done[0]))
+    label = done[0].node.label
+    assert told == (f"1 node more (min_nodes=2): {label} has finished and will not come again",)
+    assert " and 2 more have finished" in status.done_sentence(report("x", None, *done))
+
+
 @pytest.mark.parametrize(
     ("settings", "here", "told"),
     [

@@ -1,5 +1,6 @@
 """What a node sees in a state is what the core's messages would have told it."""
 
+import msgspec
 import pytest
 
 from rallypoint.rendezvous.coordinator import View
@@ -143,6 +144,15 @@ def test_fenced() -> None:
     assert view.fenced is not None
     assert "its lease lapsed" in view.fenced.why
     assert view.assignment is not None  # what it works in, until it has stopped
+
+
+def test_i1_replaced() -> None:
+    run = Watched("a")
+    old, new = (join(name).node for name in "ab")
+    run.do(Join(msgspec.structs.replace(old, slot="s"), SETTINGS))
+    view = run.do(Join(msgspec.structs.replace(new, slot="s"), SETTINGS))
+    assert view.fenced is not None
+    assert view.fenced.refusal is Refusal.REPLACED
 
 
 def test_no_member_any_more() -> None:

@@ -37,6 +37,7 @@ OPENED = RoundOpened(1, 2, "b was lost", ("b",))
 PARKED = Parked(1, 2, False, "waits")
 CLOSED = RunClosed(1, 1, "a", "", "enough", Verdict.CLOSED)
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
+REPLACED = Refused(Refusal.REPLACED, "by another")
 EXCLUDED = Refused(Refusal.EXCLUDED, "bad memory")
 NOTICE = NoticeGiven(1, 1, "b", "b", "spot machine", "alice", 25.0)
 WORKING = View(assignment=SEAT, waiting=2)
@@ -51,6 +52,7 @@ WORKING = View(assignment=SEAT, waiting=2)
         (WaitingChanged(1, 1, 3), View(assignment=SEAT, waiting=3)),
         (CLOSED, View(assignment=SEAT, closed=CLOSED)),
         (FENCED, View(assignment=SEAT, fenced=FENCED)),
+        (REPLACED, View(assignment=SEAT, fenced=REPLACED)),
         (Refused(Refusal.STALE, "over"), WORKING),
         (EXCLUDED, View(fenced=EXCLUDED)),
         (NOTICE, View(assignment=SEAT, waiting=2, notices=(NOTICE,))),
@@ -148,15 +150,19 @@ def test_orders_that_will_do_or_not(event: wire.NodeEvent, words: str) -> None:
 
 
 def test_control_characters_are_made_visible() -> None:
-    close = Close("me\x1b[2J", "line\nand\ttab", "now")
-    assert wire.cleaned(close) == Close("me\ufffd[2J", "line\nand\ttab", "now")
+    close = Close("me\x1b[2J", "line\nand\ttab\r", "now")
+    assert wire.cleaned(close) == Close("me\ufffd[2J", "line and tab", "now")
+    admit = Admit(Aspect.SLOT, "s\x1b", "me\n")
+    assert wire.cleaned(admit) == Admit(Aspect.SLOT, "s\ufffd", "me")
+    exclude = Exclude(Aspect.SLOT, "s\n", "w\x07", "me")
+    assert wire.cleaned(exclude) == Exclude(Aspect.SLOT, "s", "w\ufffd", "me")
     leave = Leave("id", "plain \u00fc")
     assert wire.cleaned(leave) is leave
-    fail = Fail("id", 1, 1, Failure("n\x07", 0, 0, 1, message="\x1b]0;title\x07 kept"))
+    fail = Fail("id", 1, 1, Failure("n\x07", 0, 0, 1, message="\x1b]0;title\x07 kept\nline"))
     assert isinstance(cleaned := wire.cleaned(fail), Fail)
     assert (cleaned.failure.node, cleaned.failure.message) == (
         "n\ufffd",
-        "\ufffd]0;title\ufffd kept",
+        "\ufffd]0;title\ufffd kept\nline",
     )
 
 

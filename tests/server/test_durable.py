@@ -2,8 +2,10 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from tests.server.lives import HeldPeer, HeldSession, Life
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     JournalCorruptError,
+    JournalError,
     JournalFullError,
     JournalLostError,
     StoreConnectionError,
@@ -23,12 +26,14 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Close, Finish, Join, Leave, RoundOpened, RunClosed
 from rallypoint.rendezvous.core.state import Closed, Gathering, Node, Sealed, find
 from rallypoint.rendezvous.dialogue import absence_seconds
+from rallypoint.server import server as module
 from rallypoint.server.durable import HELD_BYTES, Keeper
 from rallypoint.server.ledger import FORMAT, FORMAT_NAME
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind
 from rallypoint.store import protocol as p
 from rallypoint.store.keyspace import Keyspace
+from rallypoint.store.link import Target, open_link
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
 
@@ -569,6 +574,43 @@ def test_a_client_whose_answers_wait_is_read_from_no_more() -> None:
         await asyncio.to_thread(other.close)
         server.stop()
         await serving
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_without_room_who_asks_is_told_and_an_end_leaves_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full(MemoryJournal):
+        def commit(self, changes: Any, deadline: Deadline) -> None:
+            raise JournalFullError("directory /data has no room")
+
+    monkeypatch.setattr(module, "STORE_SECONDS", 0.1)
+
+    def look(port: int) -> str:
+        with closing(open_link(Target("127.0.0.1", port, "run"), Deadline(20))) as link:
+            link.sock.settimeout(20)
+            link.send(p.frame(wire.Inquire(1, server=True)))
+            answer = msgspec.msgpack.decode(link.receive()[0], type=wire.ServerBody)
+            assert isinstance(answer, wire.Answer)
+            assert answer.server is not None
+            assert answer.server.durable is not None
+            return answer.server.durable.trouble
+
+    async def main() -> None:
+        sockets = bind("127.0.0.1", 0, Options())
+        journal = Full(Shelf())
+        server = Server(Options(), sockets)
+        keeper = Keeper(server, journal, journal.open(Deadline(1)))  # its format is not stored yet
+        await server.start()
+        serving = asyncio.create_task(server.serve())
+        while not keeper.scribe.trouble:
+            await asyncio.sleep(0.01)
+        trouble = await asyncio.to_thread(look, sockets[0].getsockname()[1])
+        assert trouble == "directory /data has no room"
+        server.stop()
+        with pytest.raises(JournalError, match=r"last changes are not stored.*has no room"):
+            await serving
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

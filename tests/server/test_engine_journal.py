@@ -17,6 +17,7 @@ from rallypoint.errors import (
     JournalLostError,
     StoreConnectionError,
     StoreLimitError,
+    StoreValueError,
 )
 from rallypoint.server.engine_journal import LOG, OFFICE, EngineJournal
 from rallypoint.server.journal import Journal
@@ -167,6 +168,7 @@ def test_an_office_that_was_won_elsewhere_is_not_given_up(engine: Counting) -> N
     [
         (StoreLimitError("full; nothing was written"), JournalFullError),
         (StoreConnectionError("away"), JournalError),
+        (StoreValueError("not ours"), JournalCorruptError),
     ],
 )
 def test_errors_are_ours(engine: Counting, failure: Exception, kind: type[Exception]) -> None:
@@ -188,7 +190,7 @@ def test_what_is_not_ours_is_refused_by_name(engine: Counting) -> None:
         journal_on(engine).open(within())
     other = Counting()
     other.commit({f"{LOG}x": None}, {f"{LOG}x": b"rpl1:\x80"}, within())
-    with pytest.raises(JournalError, match="is no segment"):
+    with pytest.raises(JournalCorruptError, match=f"{LOG}x is no segment"):
         journal_on(other).open(within())
 
 

@@ -129,7 +129,7 @@ def test_whose_entry_is_gone_stands_by(pair: tuple[Server, Server]) -> None:
     first, _ = pair
     entry = first.engine.read(["leader/server"], Deadline(1))["leader/server"]
     first.engine.commit({"leader/server": entry}, {"leader/server": None}, Deadline(1))
-    first.until(lambda view: "is over" in view.trouble or view.leader is not None)
+    first.until(lambda view: "is gone" in view.trouble or view.leader is not None)
     for each in pair:
         each.until(lambda view: view.leader is not None)
 

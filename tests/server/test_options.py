@@ -11,6 +11,7 @@ from rallypoint.server.options import (
     is_loopback,
     with_limits,
 )
+from rallypoint.store.keyring import worker_token
 from rallypoint.store.tls import TLS
 
 
@@ -38,6 +39,12 @@ def test_off_loopback_a_token_is_needed() -> None:
     check_exposure(["127.0.0.1", "::1"], Options())
 
 
+def test_a_workers_token_guards_no_server() -> None:
+    derived = worker_token(b"nodes", "digits").encode()
+    with pytest.raises(ParameterError, match="is a worker's"):
+        check_exposure(["10.0.0.1"], Options(token=derived))
+
+
 def test_limits_are_given_by_name() -> None:
     env = {"RALLYPOINT_KEYS_LIMIT": "10", "RALLYPOINT_RUNS_LIMIT": "5", "RALLYPOINT_RUN_ID": "x"}
     options = with_limits(Options(), ["keys-limit=20", "handshake_seconds=0.5"], env)
@@ -62,6 +69,7 @@ def test_options_show_no_token() -> None:
     [
         (Options(), "127.0.0.1", "open to every process of this machine"),
         (Options(insecure=True), "10.0.0.1", "INSECURE"),
+        (Options(insecure=True), "127.0.0.1", "INSECURE: no token: open to every process"),
         (Options(token=b"x"), "10.0.0.1", "token"),
         (Options(token=b"x", tls=TLS(cert="c")), "10.0.0.1", "TLS and token"),
         (Options(tls=TLS("ca", "c", verify_client=True)), "10.0.0.1", "client certificates"),

@@ -73,6 +73,22 @@ class Desk:
         self.scribe.hold(self.reader, data)
 
 
+def test_without_room_who_only_asks_is_answered_and_nobody_else() -> None:
+    desk, asks = Desk(), Reader()
+    desk.change(b"1")
+    desk.scribe.hold(asks, b"rides", aside=True)
+    desk.loop.turn()
+    desk.change(b"2")
+    desk.scribe.hold(asks, b"gathers", aside=True)
+    assert asks.got == []
+    desk.pen.finish(JournalFullError("no room"))
+    assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [])
+    desk.loop.advance(AGAIN_SECONDS + 0.1)
+    desk.pen.finish()
+    desk.pen.finish()
+    assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [b"1", b"2"])
+
+
 def test_what_rests_on_nothing_unsaved_is_told_at_once() -> None:
     desk = Desk()
     desk.tell(b"1")

@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.server.server import bind, endpoint_of
 from rallypoint.store.tcp import TCPStore
+from rallypoint.store.token import read_token
 
 LIMIT_SECONDS = 20
 
@@ -94,6 +96,35 @@ def test_unused_stores_of_strangers_are_forgotten(
     deadline = Deadline(10)
     while server.call(lambda s: set(s.spaces), Deadline(LIMIT_SECONDS)) != {"kept"}:
         assert not deadline.expired()
+
+
+def test_tokens_that_were_taken_back_do_not_return(
+    serve: Callable[..., EmbeddedServer],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.02)
+    path = tmp_path / "token"
+    path.write_text("revoked\nkept\n")
+    token = read_token(None, str(path))
+    server = serve(token=token)
+
+    def secrets() -> list[bytes]:
+        return server.call(lambda s: [key.secret for key in s.keyring.keys], Deadline(10))
+
+    path.write_text("kept\n")
+    deadline = Deadline(10)
+    while secrets() != [b"kept"]:
+        assert not deadline.expired()
+    for content, words in (("", "is empty"), ("admin", "line 1"), (None, "cannot be read")):
+        path.unlink() if content is None else path.write_text(content)
+        deadline = Deadline(10)
+        while not any(words in said for said in caplog.messages):
+            assert not deadline.expired()
+        assert secrets() == [b"kept"]
+    again = serve(token=token)  # as one that takes over in this process
+    assert again.call(lambda s: [key.secret for key in s.keyring.keys], Deadline(10)) == [b"kept"]
 
 
 def test_the_number_of_runs_is_limited(serve: Callable[..., EmbeddedServer]) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +96,26 @@ def test_nobody_hosts_one_of_a_list() -> None:
     assert host_if_ours(endpoint, b"secret", False) is None
     with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
         host_if_ours(endpoint, b"secret", False, is_host=True)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_nobody_is_waited_for_once_the_host_has_ended(tmp_path: Path, used: bool) -> None:
+    script = (
+        "import sys; from rallypoint.server.spawn import host_if_ours\n"
+        "found = host_if_ours('127.0.0.1:0', b'secret', False)\n"
+        "print(found.pid, found.endpoint, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as host:  # type: ignore[call-overload]
+        pid, endpoint = host.stdout.readline().split()
+        with contextlib.ExitStack() as stack:
+            if used:
+                port = int(endpoint.rpartition(":")[2])
+                store = TCPStore("127.0.0.1", port, token="secret", timeout=20)
+                stack.enter_context(store).add("n", 1)
+            host.kill()
+            host.wait(20)
+            if used:
+                assert store.add("n", 1) == 2
+        wait_for_the_end(int(pid))

@@ -1,11 +1,14 @@
 """The journal in a directory: the contract, kill -9 in mid-write, no room, and what is refused."""
 
+import logging
 import os
+import shutil
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,13 +77,18 @@ def test_a_second_server_is_told_who_has_it(journal: SQLiteJournal) -> None:
     assert f"pid {os.getpid()}" in why
     assert str(journal.directory) in why
     journal.close()
-    SQLiteJournal(journal.directory).open(SOON)
+    again = SQLiteJournal(journal.directory)
+    again.open(SOON)
+    again.close()
 
 
 def test_no_other_program_writes_into_it(journal: SQLiteJournal) -> None:
     journal.open(SOON)
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        sqlite3.connect(journal.file, timeout=0).execute("DELETE FROM entries")
+    with (
+        closing(sqlite3.connect(journal.file, timeout=0)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("DELETE FROM entries")
     journal.close()
 
 
@@ -138,6 +146,72 @@ def test_a_file_that_was_just_begun_is_used(journal: SQLiteJournal) -> None:
     journal.file.touch()  # killed between making and writing it
     assert journal.open(SOON).epoch == 1
     journal.close()
+
+
+def test_a_file_that_was_cut_off_is_refused(journal: SQLiteJournal) -> None:
+    journal.open(SOON)
+    journal.commit({"a": b"1"}, SOON)
+    journal.close()
+    os.truncate(journal.file, 0)
+    for _ in range(2):  # the first refusal leaves the mark
+        assert "it is empty, and was not" in refused(journal.directory, JournalCorruptError)
+    assert journal.file.stat().st_size == 0
+    journal.file.unlink()  # as the message advises
+    assert journal.open(SOON).entries == {}
+    journal.close()
+
+
+def test_a_value_that_was_changed_is_refused_by_its_name(journal: SQLiteJournal) -> None:
+    journal.open(SOON)
+    journal.commit({"a": b"1", "b": b"2"}, SOON)
+    journal.close()
+    with closing(sqlite3.connect(journal.file)) as database:
+        database.execute("UPDATE entries SET value = x'33' WHERE name = x'62'")
+        database.commit()
+    why = refused(journal.directory, JournalCorruptError)
+    assert "the entry 'b' is not as it was stored" in why
+    assert "put back a copy" in why
+
+
+def test_a_file_without_checksums_gets_them(journal: SQLiteJournal) -> None:
+    journal.open(SOON)
+    journal.commit({"a": b"1"}, SOON)
+    journal.close()
+    with closing(sqlite3.connect(journal.file)) as database:
+        database.execute("ALTER TABLE entries DROP COLUMN checksum")
+        database.execute("PRAGMA user_version=1")
+        database.commit()
+    opened = journal.open(SOON)
+    assert (opened.epoch, dict(opened.entries)) == (2, {"a": b"1"})
+    journal.commit({"b": b"2"}, SOON)
+    journal.close()
+    assert dict(journal.open(SOON).entries) == {"a": b"1", "b": b"2"}
+    journal.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_that_was_taken_away_is_noticed(journal: SQLiteJournal, replaced: bool) -> None:
+    journal.open(SOON)
+    journal.commit({"a": b"1"}, SOON)
+    kept = journal.directory.rename(journal.directory.with_name("kept"))
+    if replaced:
+        shutil.copytree(kept, journal.directory)
+    why = "another file is in its place" if replaced else "No such file"
+    with pytest.raises(JournalError, match=f"was taken away .*{why}"):
+        journal.commit({"a": b"2"}, SOON)
+    journal.close()
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o777, True), (0o755, False)])
+def test_a_directory_that_others_may_write_is_warned_of(
+    journal: SQLiteJournal, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
+    journal.directory.mkdir()
+    journal.directory.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        journal.open(SOON)
+    journal.close()
+    assert ("chmod 700" in caplog.text) is warned
 
 
 def test_without_room_nothing_is_stored_and_it_goes_on_later(journal: SQLiteJournal) -> None:

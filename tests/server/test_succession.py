@@ -123,7 +123,9 @@ def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
         handler.shutdown()
 
 
-def test_who_has_lost_the_office_answers_nobody(pair: tuple[InTurn, InTurn]) -> None:
+def test_who_has_lost_the_office_answers_nobody(
+    pair: tuple[InTurn, InTurn], caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = pair
     with store_at(first, second) as store:
         assert store.add("count", 1) == 1
@@ -134,6 +136,9 @@ def test_who_has_lost_the_office_answers_nobody(pair: tuple[InTurn, InTurn]) -> 
             assert store.add("count", 1) == number
             leader.until(lambda server, before=before: server is not before)  # type: ignore[misc]
             assert not before.connections
+    said = [record.message for record in caplog.records]
+    assert any(text.startswith("this server stands by: ") for text in said)
+    assert not any(text.startswith("this server ends") for text in said)  # it is told once
 
 
 @pytest.mark.integration
@@ -195,8 +200,8 @@ def test_credentials_that_are_refused_end_it_at_once(start: Start) -> None:
     assert "wrong password" in str(error)
 
 
-def test_a_state_that_is_not_ours_ends_it(start: Start, engine: MemoryEngine) -> None:
-    name = f"{LOG}{7:016d}"
+@pytest.mark.parametrize("name", [f"{LOG}{7:016d}", f"{LOG}notes"])
+def test_a_state_that_is_not_ours_ends_it(start: Start, engine: MemoryEngine, name: str) -> None:
     engine.commit({name: None}, {name: b"what"}, Deadline(1))
     error = start("a").ended()
     assert isinstance(error, JournalCorruptError)

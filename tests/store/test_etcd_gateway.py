@@ -170,6 +170,17 @@ def test_authentication_that_is_off_lets_in(members: list[Member], open_gateway:
     assert ask(open_gateway(members[0].port, credentials="me:pw@")).succeeded
 
 
+@pytest.mark.parametrize(("code", "kind"), [(3, AuthenticationError), (9, GatewayError)])
+def test_a_cluster_that_asks_for_a_user_says_so_at_once(
+    members: list[Member], open_gateway: Any, code: int, kind: type[Exception]
+) -> None:
+    members[0].answers["/kv/txn"] = [refusal(3, "user name is empty")]
+    members[0].answers["/auth/authenticate"] = [refusal(code)]
+    with pytest.raises(kind, match="no user was given") as caught:
+        ask(open_gateway(members[0].port))
+    assert type(caught.value) is kind
+
+
 def test_full_and_busy_are_told_apart(members: list[Member], open_gateway: Any) -> None:
     gateway = open_gateway(members[0].port)
     members[0].answers["/kv/txn"] = [refusal(EXHAUSTED, "too many requests"), OK]

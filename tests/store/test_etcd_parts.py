@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreError
+from rallypoint.errors import StoreValueError
 from rallypoint.store import etcd_messages as m
 from rallypoint.store.etcd_gateway import Gateway
 from rallypoint.store.etcd_parts import INLINE_BYTES, PART_BYTES, Parts
@@ -43,7 +43,7 @@ def test_small_values_stay_whole(gateway: Remembering, parts: Parts) -> None:
     assert (upload.ops, upload.lease, gateway.calls) == ([], 0, [])
     parts.abandon(upload, Deadline(LIMIT_SECONDS))
     assert gateway.calls == []
-    assert parts.name_in(b"\x001") == ""
+    assert parts.name_in(b"\x001", b"b") == ""
 
 
 def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -> None:
@@ -52,7 +52,7 @@ def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -
         {"a": b"a" * half, "b": b"b" * (2 * PART_BYTES + 1), "c": b"c"}, Deadline(LIMIT_SECONDS)
     )
     assert set(upload.names) == {"b"}
-    assert parts.name_in(upload.values["b"]) == upload.names["b"]
+    assert parts.name_in(upload.values["b"], b"b") == upload.names["b"]
     paths = [path for path, _ in gateway.calls]
     assert paths == ["/lease/grant", "/kv/put", "/kv/put", "/kv/put"]
     assert [len(body["value"]) for _, body in gateway.calls[1:]] == [PART_BYTES, PART_BYTES, 1]
@@ -82,5 +82,5 @@ def test_fetching(gateway: Remembering, parts: Parts) -> None:
 
 def test_a_foreign_value_is_refused(parts: Parts) -> None:
     for raw in (b"", b"{}"):
-        with pytest.raises(StoreError, match="not Rallypoint's"):
-            parts.name_in(raw)
+        with pytest.raises(StoreValueError, match=r"p/data/x holds .* not Rallypoint's"):
+            parts.name_in(raw, b"p/data/x")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rallypoint.errors import ParameterError
 from rallypoint.store.keyring import (
     EVERYTHING,
     Keyring,
@@ -20,7 +21,8 @@ all   nodes-secret
 run:digits digits-secret
 run:my%20run spaced-secret
 read  looker-secret
-bare secret of one piece
+a-secret-alone
+#
 """
 
 
@@ -33,7 +35,7 @@ def test_lines_and_their_rights() -> None:
         "digits-secret": ("digits", True, True, False),
         "spaced-secret": ("my run", True, True, False),
         "looker-secret": (None, False, False, False),
-        "bare secret of one piece": (None, True, True, True),
+        "a-secret-alone": (None, True, True, True),
     }
     assert EVERYTHING.admin
 
@@ -42,6 +44,19 @@ def test_lines_and_their_rights() -> None:
 def test_no_token(text: bytes) -> None:
     assert parse(text) == ()
     assert not Keyring(text)
+
+
+@pytest.mark.parametrize(
+    "line", ["reader xyzzy", "foo bar xyzzy", "run: x xyzzy", "worker:1 xyzzy", "Admin xyzzy",
+             "#xyzzy old", "admin", "all", "read", "run:", "run:digits", "worker:1"],
+)  # fmt: skip
+def test_a_line_that_is_no_token_is_refused_by_its_number(line: str) -> None:
+    text = f"# tokens\nadmin root\n{line}\n".encode()
+    with pytest.raises(ParameterError, match="the file, line 3: ") as refused:
+        parse(text, "the file")
+    assert "xyzzy" not in str(refused.value)
+    with pytest.raises(ParameterError, match="line 3"):
+        Keyring(text)
 
 
 def test_a_secret_is_shown_nowhere() -> None:

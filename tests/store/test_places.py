@@ -47,6 +47,8 @@ def test_one_place_is_not_a_list() -> None:
 def test_a_host_that_is_a_list_brings_its_ports() -> None:
     assert servers("::1", 5) == (("::1", 5),)
     assert servers("a,b:2", 5) == (("a", 5), ("b", 2))
+    with pytest.raises(ParameterError, match=r"endpoint=\['a', 'b'\]: not a text; several servers"):
+        servers(["a", "b"], 5)  # type: ignore[arg-type]
 
 
 def test_text_of_a_place() -> None:

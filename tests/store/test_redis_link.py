@@ -68,6 +68,22 @@ def test_what_stays_is_told_at_once(
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(("kept", "warnings"), [(0, 2), (1, 1)])
+def test_a_redis_that_forgets_is_told_of(
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kept: int,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr(redis_link, "_NOTED", set())
+    monkeypatch.setattr(link.client, "info", lambda _: {"aof_enabled": kept})
+    with caplog.at_level(logging.WARNING):
+        link.note()
+    assert len(caplog.records) == warnings
+    assert ("a restart of Redis forgets all runs" in caplog.text) is not bool(kept)
+
+
 def test_an_unknown_memory_policy_is_no_failure(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.errors import ParameterError
-from rallypoint.store.token import current, read_token, token_environment
+from rallypoint.store.token import current, read_token, token_environment, weaknesses
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,58 @@ def test_a_files_token_is_read_again(tmp_path: Path) -> None:
     assert current(token) == b"old"
     path.write_text("new\nold")
     assert current(token) == b"new\nold"
-    path.unlink()
-    assert current(token) == b"old"  # being replaced: what was read is still the best guess
     assert current(b"given") == b"given"
+
+
+def test_a_token_that_was_taken_back_stays_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("old\nkept")
+    token = read_token(None, str(path))
+    path.write_text("kept")
+    assert current(token) == b"kept"
+    for content, words in (("", "is empty"), ("reader kept", "line 1"), (None, "cannot be read")):
+        path.unlink() if content is None else path.write_text(content)
+        caplog.clear()
+        assert current(token) == current(token) == b"kept"
+        (said,) = caplog.messages
+        assert words in said
+        assert "going on with the tokens that it held before" in said
+
+
+def test_a_line_that_is_no_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_text("\nadmin\n")
+    with pytest.raises(ParameterError, match=r"token_file='.*token', line 2: a scope without"):
+        read_token(None, str(path))
+    with pytest.raises(ParameterError, match="token, line 1: several words"):
+        read_token("reader xyz")
+    monkeypatch.setenv("RALLYPOINT_TOKEN", "reader xyz")
+    with pytest.raises(ParameterError, match="RALLYPOINT_TOKEN, line 1: several words"):
+        read_token()
+    monkeypatch.setenv("RALLYPOINT_TOKEN", "# later")
+    with pytest.raises(ParameterError, match="RALLYPOINT_TOKEN is given and holds no token"):
+        read_token()
+
+
+def test_a_file_without_a_name_is_refused() -> None:
+    with pytest.raises(ParameterError, match="token_file='' names no file"):
+        read_token(None, "")
+
+
+def test_what_makes_tokens_easy_to_come_by(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("admin short\nall 0123456789abcdef\n")
+    path.chmod(0o640)
+    token = read_token(None, str(path))
+    (local,) = weaknesses(token, exposed=False)
+    assert f"{path} (mode 640) is open to other users" in local
+    path.chmod(0o600)
+    (exposed,) = weaknesses(token, exposed=True)
+    assert "1 of the tokens have fewer than 16 characters" in exposed
+    assert weaknesses(b"0123456789abcdef", exposed=True) == []
+    assert weaknesses(b"short", exposed=False) == []
 
 
 def test_a_child_process_gets_the_same(tmp_path: Path) -> None:

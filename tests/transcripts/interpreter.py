@@ -51,6 +51,7 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RoundSealed,
     RunClosed,
+    SettingsHeld,
     SteadyOver,
     Timer,
     WaitingChanged,
@@ -257,6 +258,8 @@ def tell(message: Message) -> str:
         case NoticeGiven(_, _, _, label, why, by, seconds):
             when = "" if seconds is None else f", in {seconds:g} s"
             return f"NOTICE by {by}: {label} will leave: {why}{when}"
+        case SettingsHeld(why):
+            return f"HOLDS: {why}"
         case RunClosed(_, _, by, at, why, verdict):
             how = "FINISHED" if verdict is Verdict.FINISHED else f"CLOSED ({verdict.value})"
             return f"{how}{_at(at)} by {by}: {why}"

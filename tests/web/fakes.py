@@ -25,6 +25,7 @@ class FakeServer:
         self.keyring = Keyring(b"secret")
         self.keeper: Any = None
         self.leads = True
+        self.role = ""
         self.spaces: dict[str, Any] = {"run": SimpleNamespace(clients={b"c": None})}
         self.bench.host.observe = self._observed
 

@@ -109,11 +109,11 @@ def test_a_lone_look_at_health(server: Served) -> None:
     assert ask(server, "/healthz").text == "ok\n"
 
 
-def call(method: str, path: str, **more: Any) -> httpx.Response:
+def call(method: str, path: str, fake: FakeServer | None = None, **more: Any) -> httpx.Response:
     """Ask a page as off loopback, where a token is asked for."""
     keys = Keyring(b"run:other secret\nread sesame")
     guard = Guard(lambda: keys)
-    pages = Pages(FakeServer().server, guard)
+    pages = Pages((fake or FakeServer()).server, guard)
     app = Starlette(routes=pages.routes(), middleware=[Middleware(Doors, guard=guard)])
 
     async def main() -> httpx.Response:
@@ -122,6 +122,15 @@ def call(method: str, path: str, **more: Any) -> httpx.Response:
             return await client.request(method, path, **more)
 
     return asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs/nope", "/api/v1/status?run=nope"])
+def test_a_server_that_stands_by_says_who_leads(path: str) -> None:
+    standby = FakeServer()
+    standby.leads, standby.role = False, "stands by; h1:29400 leads, in epoch 7"
+    answer = call("GET", path, standby, headers={"Authorization": "Bearer sesame"})
+    assert answer.status_code == 503
+    assert answer.json() == {"error": "this server stands by; h1:29400 leads, in epoch 7"}
 
 
 def test_without_the_token_nothing_is_shown() -> None:

@@ -93,7 +93,7 @@ class Admission(msgspec.Struct, frozen=True):
         notices: those that stand and whose time is not over.
         over: ids of nodes whose notice's time is over; they are not waited for again.
         asked: the change that was announced to the workers, None if none is.
-        timer: number of the timer that runs, 0 for none.
+        timer: number of the first timer that runs, 0 for none; later ones run beside it.
         timers: how many there were.
     """
 
@@ -129,7 +129,8 @@ def decide(
             new = tuple(one for one in notices if one.node not in admission.over)
             return _look(msgspec.structs.replace(admission, notices=new), rules, seat)
         case AdmitDue(round=number, timer=timer):
-            if number != seat.round or timer != admission.timer:
+            runs = 0 < admission.timer <= timer  # the first that is over counts
+            if number != seat.round or not runs:
                 return Outcome(admission)
             return _due(msgspec.structs.replace(admission, timer=0), rules, seat)
     if event.round != seat.round:
@@ -160,7 +161,9 @@ def _wanted(admission: Admission, rules: Rules) -> Change | None:
     """Return the change to save for, the most pressing one first."""
     end = admission.leaving
     if end is not None:
-        return Change(ChangeKind.LEAVING, "", "this node", end.text, rules.grace_seconds)
+        own = [n.seconds for n in admission.notices if n.mine and n.seconds is not None]
+        seconds = min([rules.grace_seconds, *own])
+        return Change(ChangeKind.LEAVING, "", "this node", end.text, seconds)
     for notice in sorted(admission.notices, key=lambda one: not one.mine):
         known = rules.grace_seconds if notice.seconds is None else notice.seconds
         seconds = min(rules.grace_seconds, known)
@@ -176,6 +179,8 @@ def _look(admission: Admission, rules: Rules, seat: Assignment) -> Outcome:
     wanted, asked = _wanted(admission, rules), admission.asked
     if wanted is not None and (asked is None or _differ(wanted, asked)):
         return _ask(admission, seat, wanted)
+    if wanted is not None and asked is not None and wanted.seconds < asked.seconds:
+        return _hasten(admission, seat, wanted)
     if wanted is None and asked is not None:
         off = msgspec.structs.replace(admission, asked=None, timer=0)
         taken = Outcome(off, (TakeBack(),), f"no change is pending any more ({asked.why})")
@@ -195,6 +200,16 @@ def _ask(admission: Admission, seat: Assignment, change: Change) -> Outcome:
     ask = AskToSave(seat.incarnation, seat.round, *what, watch=acts)
     reason = f"{change.why}: the workers have {change.seconds:g} s to save first"
     return Outcome(begun, (ask, timer), reason)
+
+
+def _hasten(admission: Admission, seat: Assignment, change: Change) -> Outcome:
+    """The workers save as soon as they can anyway: what ends sooner is the wait for them.
+
+    The time that was given first runs on beside it, and may still be over before.
+    """
+    begun, timer = _timer(admission, seat, change.seconds)
+    both = msgspec.structs.replace(begun, asked=change, timer=admission.timer)
+    return Outcome(both, (timer,), f"{change.why}: the workers have only {change.seconds:g} s now")
 
 
 def _gather(so_far: Outcome, rules: Rules, seat: Assignment) -> Outcome:

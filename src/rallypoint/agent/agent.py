@@ -25,8 +25,10 @@ from rallypoint.agent.joining import Joining
 from rallypoint.agent.journal import Journal
 from rallypoint.agent.report import complain, final_report, say
 from rallypoint.agent.signals import signals_to
+from rallypoint.agent.words import stopping_line
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.core.events import Refusal
 from rallypoint.rendezvous.core.state import Failure
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -41,7 +43,8 @@ def events_of(view: View, before: View, node: str = "") -> list[events.Event]:
     if view.error is not None and before.error is None:
         told.append(events.AgentFailed(f"lost touch with the coordinator: {view.error}"))
     if view.fenced is not None and view.fenced is not before.fenced:
-        told.append(events.Fenced(view.fenced.why))
+        replaced = view.fenced.refusal is Refusal.REPLACED
+        told.append(events.Fenced(view.fenced.why, replaced))
     if view.closed is not None and view.closed != before.closed:
         c = view.closed
         told.append(events.RunClosed(c.incarnation, c.by, c.why, c.verdict, c.failures))
@@ -90,6 +93,7 @@ class Agent:
                 signals_to(self._signalled, self._signals()),
             ):
                 self._joining = self._make_joining()
+                self._health.waits_for = self._joining.line
                 return self._loop()
         except ParameterError as error:  # a file or port that was asked for cannot be had
             complain(str(error))
@@ -141,6 +145,8 @@ class Agent:
         event: events.Event | None = None
         while True:
             self._journal.note(event, decision)
+            if line := stopping_line(event, decision):
+                say(line)
             self._state = decision.state
             self._health.show(decision.state, decision.reason)
             for action in decision.actions:
@@ -173,9 +179,9 @@ class Agent:
 
     def _do(self, action: events.Action) -> None:
         match action:
-            case events.Join(why=why):
+            case events.Join(why=why, told=told):
                 self._fenced_at_join = self._handler.view().fenced
-                self._joining.begin(why)
+                self._joining.begin(why, told)
             case events.StartWorkers() if self._round is not None:
                 self._start_workers(self._round)
             case events.StopWorkers(grace_seconds=grace):
@@ -215,10 +221,12 @@ class Agent:
 
     def _report_failure(self, failure: Failure) -> None:
         self._failures.append(failure)
-        try:
-            self._handler.fail(failure)
-        except RallypointError as error:
-            complain(f"the others could not be told of a failed worker: {error}")
+        say(f"its worker failed: {failure.label}")
+        gone = self._config.alone and not self._handler.view().connected
+        told = not gone and self._farewell.fail(failure, self._config.close_seconds)
+        if self._config.alone and not told:
+            self._farewell.give_up()
+            self._inbox.put(events.AgentFailed("a worker failed, and the server could not be told"))
 
     def _give_notice(self, why: str, seconds: float | None) -> None:
         say(f"this node will leave soon: {why}; telling all nodes")

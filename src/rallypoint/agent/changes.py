@@ -24,7 +24,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.worker.change import CHANGE_FILE, ChangeWriter
+from rallypoint.worker.change import CHANGE_FILE, ChangeKind, ChangeWriter
 from rallypoint.worker.member import round_prefix
 from rallypoint.worker.saving import SAVED, go_on
 
@@ -69,7 +69,8 @@ class Changes:
 
     def ask(self, ask: events.AskToSave) -> None:
         """Announce a change; where the ask wants it, tell when all ranks have saved."""
-        say(f"{ask.why}: the workers have {ask.seconds:g} s to save first")
+        who = f"{ask.who} leaves: " if ask.kind is ChangeKind.LEAVING else ""
+        say(f"{who}{ask.why}: the workers have {ask.seconds:g} s to save first")
         with self._lock:
             self._asks += 1
             number = self._asks

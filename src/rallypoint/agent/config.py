@@ -47,6 +47,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         hang_seconds: how long a worker that tells its steps may stand still; 0 for ever.
         events_file: JSON lines of what happens are added to it, "" for none.
         health_port: port of the HTTP health endpoint, None for none.
+        alone: whether this node meets only itself: a server that is gone then stays away.
     """
 
     argv: tuple[str, ...]
@@ -68,3 +69,4 @@ class AgentConfig(msgspec.Struct, frozen=True):
     hang_seconds: float = 0.0
     events_file: str = ""
     health_port: int | None = None
+    alone: bool = False

@@ -13,13 +13,14 @@ import http.server
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from rallypoint.agent.policy import AgentState, Working
+from rallypoint.agent.policy import AgentState, Joining, Working
 from rallypoint.deadline import Clock
 from rallypoint.errors import ParameterError
 
@@ -32,17 +33,22 @@ class Health:
 
     Args:
         clock: monotonic clock.
+
+    `waits_for` returns what a join waits for, "" for nothing known; it asks nobody.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
+        self.waits_for: Callable[[], str] = str
         self._busy_since: float | None = None
         self._phase, self._reason, self._ready = "starting", "", False
+        self._joining = False
 
     def show(self, state: AgentState, reason: str) -> None:
         """The loop has decided something, and acts now."""
         self._phase = type(state.phase).__name__.lower()
         self._ready = isinstance(state.phase, Working)
+        self._joining = isinstance(state.phase, Joining)
         self._reason = reason or self._reason
         self._busy_since = self._clock()
 
@@ -59,7 +65,8 @@ class Health:
             return HTTPStatus.NOT_FOUND, {"error": "there is /live and /ready"}
         status = HTTPStatus.OK if good[path] else HTTPStatus.SERVICE_UNAVAILABLE
         body = {"live": live, "ready": live and self._ready, "phase": self._phase}
-        return status, {**body, "reason": self._reason}
+        waits = self.waits_for() if self._joining else ""
+        return status, {**body, "reason": waits or self._reason}
 
 
 class HealthEndpoint(Health):

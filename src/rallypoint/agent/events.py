@@ -147,9 +147,13 @@ class RunClosed(_Value, frozen=True):
 
 
 class Fenced(_Value, frozen=True):
-    """This node counts as lost and may only come back as a newcomer (rule L2)."""
+    """This node counts as lost and may only come back as a newcomer (rule L2).
+
+    `replaced`: another one has its place, so it must not come back at all (rule I1).
+    """
 
     why: str
+    replaced: bool = False
 
 
 class JoinError(StrEnum):
@@ -214,9 +218,15 @@ Event = (
 
 
 class Join(_Value, frozen=True):
-    """Ask for the next round; the answer is `Sealed` or `JoinFailed`."""
+    """Ask for the next round; the answer is `Sealed` or `JoinFailed`.
+
+    Args:
+        why: for people.
+        told: whether the user was told why already.
+    """
 
     why: str
+    told: bool = False
 
 
 class StartWorkers(_Value, frozen=True):

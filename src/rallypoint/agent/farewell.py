@@ -1,4 +1,4 @@
-"""The last words to the coordinator: that the work is done, and that this node goes.
+"""Words to the coordinator: that a worker failed, that the work is done, that this node goes.
 
 Each has a limit, says what it waits for once that takes long, and is cut short by a signal:
 nobody waits without knowing for what, least of all for a server that is gone.
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from rallypoint.agent.handlers import AgentHandler
 from rallypoint.agent.report import complain, say
 from rallypoint.errors import RallypointError
+from rallypoint.rendezvous.core.state import Failure
 
 LEAVE_SECONDS = 5.0
 SAY_AFTER_SECONDS = 2.0
@@ -50,6 +51,22 @@ class Farewell:
                 "work is done, but the coordinator did not answer (--close-timeout); the others "
                 "may count this node as lost, and work again without it"
             )
+
+    def fail(self, failure: Failure, limit_seconds: float) -> bool:
+        """Say that a worker failed; return whether that was heard in time."""
+        try:
+            told = self._call(lambda: self._handler.fail(failure), limit_seconds, "of the failure")
+        except RallypointError as error:
+            complain(f"the others could not be told of a failed worker: {error}")
+            return False
+        self._deaf = False  # by the time this node goes it may hear again
+        if not told:
+            complain("the others could not be told of a failed worker: no answer (--close-timeout)")
+        return told
+
+    def give_up(self) -> None:
+        """The coordinator will not come back: no answer is waited for any more."""
+        self._deaf = True
 
     def leave(self, why: str) -> None:
         """Go, once; where the coordinator is deaf already, without waiting for it."""

@@ -9,7 +9,8 @@ class LogFile:
 
     Args:
         path: of the newest file; its folder is made.
-        max_bytes: size at which it is turned over, at the end of a line; 0 for never.
+        max_bytes: size at which it is turned over, at the end of the line that reaches it, or in a
+            line at twice the size; 0 for never.
         keep: older files that stay.
     """
 
@@ -24,11 +25,22 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Add bytes. Raises OSError."""
-        self._file.write(data)
-        self._size += len(data)
-        full = self._max_bytes and self._size >= self._max_bytes
-        if full and (data.endswith(b"\n") or self._size >= 2 * self._max_bytes):
-            self._turn_over()
+        while data:
+            end = self._end_of_part(data)
+            self._file.write(data[:end])
+            self._size += end
+            full = self._max_bytes and self._size >= self._max_bytes
+            if full and (data[:end].endswith(b"\n") or self._size >= 2 * self._max_bytes):
+                self._turn_over()
+            data = data[end:]
+
+    def _end_of_part(self, data: bytes) -> int:
+        """Return how much belongs to this file: up to the end of the line that fills it."""
+        if not self._max_bytes:
+            return len(data)
+        room = max(self._max_bytes - self._size, 1)
+        line_end = data.find(b"\n", room - 1) + 1
+        return min(line_end or len(data), max(2 * self._max_bytes - self._size, 1))
 
     def _turn_over(self) -> None:
         self._file.close()

@@ -196,7 +196,9 @@ def _pausing(phase: Pausing, state: AgentState, event: Event) -> Decision:
             return Decision(_to(state, Pausing(seat, phase.waiting, notices)))
         case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
             return Decision(_to(state, Joining()), (Join(why),), _because_of(event))
-        case Fenced(why=why):
+        case Fenced(why=why) as fenced:
+            if end := verdicts.of_fence(fenced):
+                return _exit(state, end)
             return Decision(_to(state, Joining()), (Join(f"was fenced: {why}"),), why)
         case RunClosed() if event.incarnation >= seat.incarnation:
             return _exit(state, verdicts.of_run(event, state.max_restarts))
@@ -218,7 +220,9 @@ def _working(phase: Working, state: AgentState, event: Event) -> Decision:
             return _worker_hung(phase, state, event)
         case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
             return _go_on(phase, state, Join(why), _because_of(event))
-        case Fenced(why=why):
+        case Fenced(why=why) as fenced:
+            if end := verdicts.of_fence(fenced):
+                return _stop(state, end, end.text)
             join = Join(f"was fenced: {why}")
             return _go_on(phase, state, join, f"this node was fenced: {why}")
         case NodesWaiting() | NoticesStand() | AdmitDue() | WorkersSaved():
@@ -256,6 +260,9 @@ def _stopping(phase: Stopping, state: AgentState, event: Event) -> Decision:
         case RunClosed() if isinstance(phase.then, Join):
             end = verdicts.of_run(event, state.max_restarts)
             return Decision(_to(state, Stopping(end, phase.signalled)), (), end.text)
+        case Fenced() as fenced if isinstance(phase.then, Join):
+            if replaced := verdicts.of_fence(fenced):
+                return Decision(_to(state, Stopping(replaced, phase.signalled)), (), replaced.text)
         case Signal() if phase.signalled:
             return Decision(state, (StopWorkers(0.0),), f"{event.name} again: no more grace")
         case Signal():
@@ -305,7 +312,7 @@ def _worker_failed(
     failure = Failure(
         state.node, rank, local_rank, exit_code, signal, at, message, round=seat.round
     )
-    join = Join(f"its worker failed: {failure.label}")
+    join = Join(f"its worker failed: {failure.label}", told=True)
     return _go_on(phase, state, join, failure.label, (ReportFailure(failure),))
 
 

@@ -3,12 +3,18 @@
 What goes wrong is said on stderr; what goes on is said on stdout, so that a normal run
 leaves stderr to its workers (D4). With `--log-format json` each of them is a JSON object on
 one line, as the workers' lines are (`agent.output`).
+
+A console that is full or gone ends no job: what cannot be written is dropped, and nothing stays
+in a buffer, whose last flush would change the exit code.
 """
 
+import contextlib
+import io
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TextIO
 
 import msgspec
 
@@ -55,9 +61,24 @@ def _print(text: str, level: str, error: bool) -> None:
         line = msgspec.json.encode({**value, "node": _console.node, "text": text}).decode()
     with _console.lock:
         if _console.live:
-            print(CLEAR_LINE, end="", flush=True)
+            _write(sys.stdout, CLEAR_LINE)
             _console.live = False
-        print(line, file=sys.stderr if error else sys.stdout, flush=True)
+        _write(sys.stderr if error else sys.stdout, f"{line}\n")
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write in one attempt, past the stream's buffer where it is a real one."""
+    if stream is None:  # closed before we were started
+        return
+    with contextlib.suppress(OSError):
+        try:
+            fd = stream.fileno()
+        except io.UnsupportedOperation:
+            stream.write(text)
+            return
+        data = memoryview(text.encode(stream.encoding, "backslashreplace"))
+        while data:
+            data = data[os.write(fd, data) :]
 
 
 def is_live() -> bool:
@@ -71,7 +92,7 @@ def replace_live_line(text: str) -> None:
     """Replace the line that changes; "" takes it away."""
     with _console.lock:
         if text or _console.live:
-            print(f"{CLEAR_LINE}{text}", end="", flush=True)
+            _write(sys.stdout, f"{CLEAR_LINE}{text}")
         _console.live = bool(text)
 
 

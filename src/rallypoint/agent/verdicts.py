@@ -4,7 +4,15 @@ A scheduler that restarts what failed looks at the code: 93 says that a restart 
 bring the same, 3 and 4 that this node was not at fault. docs/exit-codes.md has the table.
 """
 
-from rallypoint.agent.events import Exit, JoinError, JoinFailed, PreemptSignal, RunClosed, Signal
+from rallypoint.agent.events import (
+    Exit,
+    Fenced,
+    JoinError,
+    JoinFailed,
+    PreemptSignal,
+    RunClosed,
+    Signal,
+)
 from rallypoint.rendezvous.core.state import Verdict
 
 EXIT_DONE = 0
@@ -37,6 +45,13 @@ def of_run(closed: RunClosed, max_restarts: int) -> Exit:
         return Exit(EXIT_DONE)
     text = f"the run was closed by {closed.by}: {closed.why}"
     return Exit(_of_verdict(closed.verdict, max_restarts), text, closed.failures)
+
+
+def of_fence(fenced: Fenced) -> Exit | None:
+    """Return the end of a node that was shut out, None if it may come back as a newcomer."""
+    if not fenced.replaced:
+        return None
+    return Exit(EXIT_NO_RESTART, f"this node was replaced for good: {fenced.why}")
 
 
 def of_join(failed: JoinFailed, max_restarts: int) -> Exit:

@@ -1,12 +1,28 @@
-"""What a node that waits for its round tells its user, in one line. PURE."""
+"""What a node that waits, for its round or for its workers' end, tells its user. PURE."""
 
+from rallypoint.agent.events import Event, Signal, StopWorkers
+from rallypoint.agent.policy import Decision
 from rallypoint.rendezvous.coordinator import Member, Report
 from rallypoint.rendezvous.core.explain import goal_of, nodes
+from rallypoint.rendezvous.status import done_sentence
 from rallypoint.wallclock import duration
 
 NAMES_SHOWN = 3
 _JOINING = ("gathering", "last call")
 _AT_WORK = "sealed"  # who waits for a seat meanwhile waits as long as the round lasts
+
+
+def stopping_line(event: Event | None, decision: Decision) -> str:
+    """Return what a signal that ends the workers brings, "" if this is none."""
+    for action in decision.actions:
+        if isinstance(event, Signal) and isinstance(action, StopWorkers):
+            if not action.grace_seconds:
+                return f"received {event.name}: ending the workers at once"
+            return (
+                f"received {event.name}: stopping the workers, up to {action.grace_seconds:g} s; "
+                "again to end the grace"
+            )
+    return ""
 
 
 def waiting_line(report: Report, age_seconds: float, left_seconds: float) -> str:
@@ -34,7 +50,7 @@ def _state(report: Report, age: float) -> str:
     if report.phase == "last call":
         return f"{have} of at most {nodes(wanted)}, {_last_call(report, age)}"
     text = f"{have} of {nodes(max(wanted, have + len(absent)))}, waiting for {missing}"
-    seen = _seen(absent, age) or _lost(report, age)
+    seen = _seen(absent, age) or done_sentence(report) or _gone(report, age)
     return f"{text}: {seen}" if seen else text
 
 
@@ -60,8 +76,8 @@ def _one(member: Member, age: float) -> str:
     return name if member.connected else f"{name} (its connection is cut)"
 
 
-def _lost(report: Report, age: float) -> str:
-    """Who the round before has lost: nobody else is known to be missing."""
+def _gone(report: Report, age: float) -> str:
+    """Who the round before has lost, or who left: nobody else is known to be missing."""
     ended = [line for line in report.rounds if line.ended_seconds is not None]
     if not ended:
         return "not heard of yet"
@@ -69,7 +85,8 @@ def _lost(report: Report, age: float) -> str:
     if not last.lost:
         return ""
     shown = ", ".join(last.lost[:NAMES_SHOWN])
-    return f"lost {_ago((last.ended_seconds or 0.0) + age)}: {shown}"
+    how = "left" if set(last.lost) <= set(last.left) else "lost"
+    return f"{how} {_ago((last.ended_seconds or 0.0) + age)}: {shown}"
 
 
 def _ago(seconds: float) -> str:

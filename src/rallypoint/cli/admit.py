@@ -31,7 +31,7 @@ def command(
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:
         standing = [(Aspect(x.aspect), x.name) for x in run.exclusions]
-        names = standing if everybody else [whom.named()]
+        names = standing if everybody else [whom.named("--all")]
         if missing := [name for name in names if name not in standing]:
             there = ", ".join(f"{a} {n}" for a, n in standing) or "nobody"
             aspect, name = missing[0]

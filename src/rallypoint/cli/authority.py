@@ -41,6 +41,12 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
     return cert
 
 
+def places(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return where certificate and key are kept: the files are named after the first name."""
+    stem = name.replace(":", "_").replace("*", "any").replace("/", "_")
+    return folder / f"{stem}.pem", folder / f"{stem}.key"
+
+
 def make_certificate(folder: Path, names: list[str], days: int) -> tuple[Path, Path]:
     """Return certificate and key for host names or addresses, signed by the folder's authority.
 
@@ -70,8 +76,7 @@ def make_certificate(folder: Path, names: list[str], days: int) -> tuple[Path, P
         .add_extension(by, critical=False)
         .sign(signer, hashes.SHA256())
     )
-    stem = names[0].replace(":", "_").replace("*", "any").replace("/", "_")
-    cert, key = folder / f"{stem}.pem", folder / f"{stem}.key"
+    cert, key = places(folder, names[0])
     _write(key, _pem(own), 0o600)
     _write(cert, built.public_bytes(serialization.Encoding.PEM), 0o644)
     return cert, key

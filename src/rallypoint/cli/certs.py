@@ -41,9 +41,10 @@ def command(folder: Path, names: tuple[str, ...], days: int) -> None:
     if find_spec("cryptography") is None:
         click.echo("rallypoint certs: needs the extra: pip install 'rallypoint[tls]'", err=True)
         sys.exit(1)
-    from rallypoint.cli.authority import make_authority, make_certificate
+    from rallypoint.cli.authority import make_authority, make_certificate, places
 
     try:
+        replaced = [str(path) for path in places(folder, names[0]) if path.exists()]
         ca = make_authority(folder)
         cert, key = make_certificate(folder, list(names), days)
     except (ParameterError, OSError, ValueError) as error:
@@ -53,3 +54,7 @@ def command(folder: Path, names: tuple[str, ...], days: int) -> None:
     click.echo(f"certificate  {cert}   (--tls-cert)")
     click.echo(f"key          {key}   (--tls-key; for this node's eyes only)")
     click.echo(f"for          {', '.join(names)}, {days} days")
+    if replaced:
+        click.echo(
+            f"replaced     {', '.join(replaced)}   (servers read the new ones by themselves)"
+        )

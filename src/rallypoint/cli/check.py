@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from rallypoint.cli.doctor import line
+from rallypoint.cli.durations import Seconds
 from rallypoint.deadline import Deadline
 from rallypoint.doctor.examination import Question, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
@@ -85,7 +86,7 @@ Examples:
 @click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min_open=True),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
@@ -93,7 +94,7 @@ Examples:
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from rallypoint.cli.durations import Seconds
 from rallypoint.cli.plan import nodes as parse_nodes
 from rallypoint.cli.sources import SERVER_BACKENDS
 from rallypoint.doctor.examination import Question, cause, examine_all, worst
@@ -76,7 +77,7 @@ Examples:
 @click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min_open=True),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -35,14 +35,21 @@ def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") 
     """
     from rallypoint.server.spawn import host_if_ours
     from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import read_token
+    from rallypoint.store.token import read_token, weaknesses
 
     params = plan.parameters
     tls = read_tls(params.config)
     token = read_token(params.get("token"), params.get("token_file"))
 
+    warned = weaknesses(token, exposed=False)
+    for text in warned:
+        complain(f"warning: {text}")
+
     def attempt() -> None:
         hosted = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
+        if hosted is not None and not hosted.is_local:
+            for text in set(weaknesses(token, exposed=True)).difference(warned):
+                complain(f"warning: {text}")
         if hosted is not None and hosted.is_local and _means_many(plan):
             say(
                 f"{params.endpoint} is {', '.join(hosted.addresses)} on this machine, which no "

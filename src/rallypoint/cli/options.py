@@ -5,13 +5,16 @@ Underscores and dashes are the same. Durations come from the table in `rendezvou
 """
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from rallypoint.agent.admission import Admit
+from rallypoint.cli.durations import Seconds
 from rallypoint.rendezvous import defaults
 
 Decorated = Callable[..., Any]
@@ -25,6 +28,25 @@ TIMING_FLAGS = {"last_call": ("--last-call", "--last-call-timeout")}
 _OURS_ALONE = ("port", "stop_grace", "admit_grace", "health_check_timeout", "hang_timeout")
 
 
+class Setting(click.Option):
+    """An option that is also a variable: what is wrong with a value names where it is from."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the option, and the variable if the value is that one's."""
+        hint = super().get_error_hint(ctx)
+        variable = "" if ctx is None else variable_of(ctx, self)
+        return f"{hint} ({variable} in the environment)" if variable else hint
+
+
+def variable_of(ctx: click.Context, parameter: click.Parameter) -> str:
+    """Return the variable from which a parameter has its value, "" if it is from elsewhere."""
+    if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.ENVIRONMENT:
+        return ""
+    given = parameter.envvar
+    variables = [given] if isinstance(given, str) else given or ()
+    return next((name for name in variables if os.environ.get(name)), "")
+
+
 def _torch(*names: str, **kwargs: Any) -> Callable[[Decorated], Decorated]:
     """Return an option that torchrun has too; the last long name is torchrun's."""
     return _option(*names, pet=True, **kwargs)
@@ -35,7 +57,7 @@ def _option(*names: str, pet: bool = False, **kwargs: Any) -> Callable[[Decorate
     variables = [f"RALLYPOINT_{name.upper()}" for name in longs]
     if pet:
         variables.append(f"PET_{longs[-1].upper()}")
-    return click.option(*names, longs[0], envvar=variables, **kwargs)
+    return click.option(*names, longs[0], cls=Setting, envvar=variables, **kwargs)
 
 
 def timing_rows() -> list[defaults.Default]:
@@ -47,15 +69,19 @@ def timing_rows() -> list[defaults.Default]:
 
 def _timing(row: defaults.Default) -> Callable[[Decorated], Decorated]:
     flags = TIMING_FLAGS.get(row.name, (row.flag,))
-    kind, metavar = (float, "SECONDS") if row.unit == "s" else (int, "N")
+    kind: Any = Seconds() if row.unit == "s" else int
+    metavar = "SECONDS" if row.unit == "s" else "N"
     text = f"{row.meaning} [default: {f'{row.default:g} {row.unit}'.strip()}]"
-    return click.option(*flags, row.name, type=kind, metavar=metavar, envvar=row.env, help=text)
+    return click.option(
+        *flags, row.name, cls=Setting, type=kind, metavar=metavar, envvar=row.env, help=text
+    )
 
 
 def _seconds(name: str) -> Callable[[Decorated], Decorated]:
     row = defaults.row(name)
-    kind = click.FloatRange(min=0)
-    return _option(row.flag, type=kind, default=row.default, metavar="SECONDS", help=row.meaning)
+    return _option(
+        row.flag, type=Seconds(), default=row.default, metavar="SECONDS", help=row.meaning
+    )
 
 
 _TLS: tuple[Callable[[Decorated], Decorated], ...] = (
@@ -101,7 +127,7 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     _torch(
         "--monitor-interval",
-        type=float,
+        type=Seconds(),
         default=0.1,
         metavar="SECONDS",
         help="How long newcomers are gathered before they are let in together.",

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
+from rallypoint.cli.durations import Seconds
 from rallypoint.cli.sources import Source, open_source
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
@@ -55,13 +56,18 @@ class Whom:
     address: str | None
     slot: str | None
 
-    def named(self) -> tuple[Aspect, str]:
-        """Return which name it is, and the name. Raises ParameterError if not just one is given."""
+    def named(self, *others: str) -> tuple[Aspect, str]:
+        """Return which name it is, and the name. Raises ParameterError if not just one is given.
+
+        Args:
+            others: options of the command that name nodes, too.
+        """
         pairs = ((Aspect.NODE, self.node), (Aspect.ADDRESS, self.address), (Aspect.SLOT, self.slot))
         given = [(aspect, name) for aspect, name in pairs if name]
         if len(given) != 1:
             what = " and ".join(f"--{aspect}" for aspect, _ in given) or "no node"
-            raise ParameterError(f"{what} given: give one of --node, --address and --slot")
+            *first, last = ["--node", "--address", "--slot", *others]
+            raise ParameterError(f"{what} given: give one of {', '.join(first)} and {last}")
         return given[0]
 
 
@@ -79,7 +85,7 @@ _WHERE = (
     ),
     click.option("--token-file", help="File with an admin's token (else RALLYPOINT_TOKEN)."),
     click.option(
-        "--timeout", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
+        "--timeout", type=Seconds(min_open=True), default=5.0, show_default=True,
         metavar="SECONDS", help="How long the whole may take.",
     ),
 )  # fmt: skip

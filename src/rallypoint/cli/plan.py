@@ -70,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
     admit_signal: str
     care: typed.Care = typed.Care()
     effective: dict[str, str] = {}
+    alone: bool = False
 
     def __repr__(self) -> str:
         return f"Plan({self.parameters!r}, argv={self.argv!r})"  # never the token
@@ -122,6 +123,7 @@ def make_plan(
         admit_signal=typed.admit_signal(options),
         care=typed.care_of(options),
         effective=effective,
+        alone=shown,
     )
 
 
@@ -291,7 +293,13 @@ def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _token(path: Path | None, env: Mapping[str, str]) -> str:
     if path is None:
-        return env.get("RALLYPOINT_TOKEN", "")
+        from rallypoint.store.keyring import parse
+
+        token = env.get("RALLYPOINT_TOKEN", "")
+        parse(token.encode(), "RALLYPOINT_TOKEN")
+        return token
+    if path == Path():
+        raise ParameterError("--token-file '' names no file; give one, or leave it out")
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -307,6 +315,8 @@ def _output(options: Mapping[str, Any], env: Mapping[str, str]) -> OutputPlan:
     wanted = any(redirects.values())
     if wanted and options["log_dir"] is None:
         raise ParameterError("--redirects needs a place for the files: give --log-dir DIR")
+    if options["log_max_bytes"] and options["log_dir"] is None:
+        raise ParameterError("--log-max-bytes needs files to limit: give --log-dir DIR")
     return OutputPlan(
         log_dir=options["log_dir"],
         redirects=redirects if wanted else {},

@@ -5,6 +5,7 @@ machine's, then hands over to the agent. Exit codes: `agent.verdicts`, docs/exit
 """
 
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 from rallypoint.agent.report import complain, speak_json
 from rallypoint.agent.verdicts import EXIT_FAILED, EXIT_USAGE
 from rallypoint.cli.hosting import host
-from rallypoint.cli.options import SETTINGS, all_options
+from rallypoint.cli.options import SETTINGS, all_options, variable_of
 from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
 from rallypoint.cli.surroundings import fill
 from rallypoint.cli.typed import rank_of_a_seat
@@ -50,7 +51,7 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
             filled["node_rank"] = rank_of_a_seat(filled["node_rank"], nodes(filled["nnodes"])[1])
         plan = make_plan(filled, command, os.environ, needs_command=not explain)
     except ParameterError as error:
-        _fail(str(error), EXIT_USAGE)
+        _fail(f"{error}{_variables_in(ctx, str(error))}", EXIT_USAGE)
     if explain:
         _explain(ctx, plan, origins)
         return
@@ -124,6 +125,7 @@ def _agent_config(plan: Plan) -> "AgentConfig":
         hang_seconds=care.hang_seconds,
         events_file=care.events_file,
         health_port=care.health_port,
+        alone=plan.alone,
     )
 
 
@@ -164,6 +166,14 @@ def _doctor(plan: Plan) -> Callable[[], str]:
     return look
 
 
+def _variables_in(ctx: click.Context, text: str) -> str:
+    """Return, for people, from which variables the options have their values that a text names."""
+    words = set(re.findall(r"--[a-z-]+|\b[a-z_]+(?==)", text))
+    named = [p for p in ctx.command.params if words.intersection([*p.opts, p.name or ""])]
+    found = [f"{p.opts[0]} is {name}'s" for p in named if (name := variable_of(ctx, p))]
+    return f" ({', '.join(found)})" if found else ""
+
+
 def _fail(text: str, code: int) -> NoReturn:
     complain(text)
     raise SystemExit(code)
@@ -192,8 +202,7 @@ def _origin(ctx: click.Context, parameter: click.Parameter, conf: dict[str, Any]
     if source is ParameterSource.COMMANDLINE:
         return "command line"
     if source is ParameterSource.ENVIRONMENT:
-        variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar
-        return f"environment: {next(v for v in variables or () if v in os.environ)}"
+        return f"environment: {variable_of(ctx, parameter)}"
     known = {row.name for row in defaults.DEFAULTS}
     spellings = defaults.spellings(name) if name in known else (name,)
     if any(spelling in conf for spelling in spellings):

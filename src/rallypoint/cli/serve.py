@@ -1,6 +1,7 @@
 """`rallypoint serve`: a server for any number of runs and their stores."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -28,9 +29,10 @@ from rallypoint.server.ledger import Stored
 from rallypoint.server.options import Options, is_loopback, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
 from rallypoint.server.succession import Attend, State
+from rallypoint.server.tls import ServerTLS
 from rallypoint.store.engine_url import redacted
 from rallypoint.store.tls import read_tls
-from rallypoint.store.token import read_token
+from rallypoint.store.token import read_token, weaknesses
 
 OPEN_SECONDS = 60.0  # for an engine that is out of reach; a directory is there or not
 Kept = tuple[Journal, Opened]
@@ -78,6 +80,7 @@ Kept = tuple[Journal, Opened]
 @state_options
 @click.option("--until-empty", is_flag=True, help="End once the last client has gone.")
 @click.option("--fd", "fds", type=int, multiple=True, hidden=True)
+@click.option("--host-fd", type=int, hidden=True)
 @click.option("--log-file", type=Path, hidden=True)
 @click.option("-v", "--verbose", is_flag=True, help="Say what each run is doing.")
 def command(
@@ -91,6 +94,7 @@ def command(
     shared: Choice,
     until_empty: bool,
     fds: tuple[int, ...],
+    host_fd: int | None,
     log_file: Path | None,
     verbose: bool,
     **tls: Any,
@@ -112,23 +116,21 @@ def command(
     try:
         shared.check(data_dir, until_empty)
         traces.asked(os.environ)
-        given = Options(
-            read_token(None, token_file), insecure, read_tls(tls), until_empty=until_empty
-        )
-        options = with_limits(given, limits, os.environ)
+        token, files = read_token(None, token_file), read_tls(tls)
+        given = Options(token, insecure, files, until_empty=until_empty)
+        options = _usable(with_limits(given, limits, os.environ))
         web = _page_sockets(http, options) if http else []
-        kept = _opened(data_dir) if data_dir else None  # before anything listens
-        sockets = _sockets(where, fds, options)
+        kept, sockets = _ready(data_dir, where, fds, options)
         state = shared.at(sockets)
     except (RallypointError, OSError) as error:
         _refuse(error)
     if not fds:
-        _announce(sockets, kept, state, [page_url(sock, options) for sock in web])
+        _announce(sockets, kept, state, web, options)
     page = partial(_page, web, http_names)
     if state is not None:
         _to_the_end(serve_in_turn(options, sockets, state, page), [*sockets, *web])
     else:
-        _to_the_end(_serve(options, sockets, page, kept), [*sockets, *web])
+        _to_the_end(_serve(options, sockets, page, kept, host_fd), [*sockets, *web])
     _drop_if_empty(log_file)
 
 
@@ -138,10 +140,23 @@ def _refuse(error: Exception) -> NoReturn:
     sys.exit(1)
 
 
+def _usable(options: Options) -> Options:
+    """Refuse TLS files that are of no use (ParameterError), before anything listens."""
+    if options.tls.for_servers:
+        ServerTLS(options.tls)
+    return options
+
+
 def _set_logs(verbose: bool) -> None:
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rallypoint.audit").setLevel(logging.INFO)
+
+
+def _warn(sockets: list[socket.socket], options: Options) -> None:
+    exposed = any(not is_loopback(str(sock.getsockname()[0])) for sock in sockets)
+    for text in weaknesses(options.token, exposed):
+        click.echo(f"rallypoint serve: warning: {text}", err=True)
 
 
 def _drop_if_empty(log_file: Path | None) -> None:
@@ -150,15 +165,20 @@ def _drop_if_empty(log_file: Path | None) -> None:
 
 
 def _announce(
-    sockets: list[socket.socket], kept: Kept | None, state: State | None, pages: list[str]
+    sockets: list[socket.socket],
+    kept: Kept | None,
+    state: State | None,
+    web: list[socket.socket],
+    options: Options,
 ) -> None:
+    _warn(sockets, options)
     click.echo(f"serving on {', '.join(map(endpoint_of, sockets))}")
     if kept is not None:
         click.echo(f"durable: {kept[0].where} ({len(kept[1].entries)} entries)")
     if state is not None:
         click.echo(f"state in {redacted(state.url)}, advertised as {state.advertise}")
-    if pages:
-        click.echo(f"page on {', '.join(pages)}")
+    if web:
+        click.echo(f"page on {', '.join(page_url(sock, options) for sock in web)}")
 
 
 def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.socket]:
@@ -168,12 +188,28 @@ def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.
     return bind(host, port, options)
 
 
+def _ready(
+    data_dir: str | None, where: str, fds: tuple[int, ...], options: Options
+) -> tuple[Kept | None, list[socket.socket]]:
+    kept = _opened(data_dir) if data_dir else None  # before anything listens
+    try:
+        return kept, _sockets(where, fds, options)
+    except BaseException:
+        if kept is not None:
+            kept[0].close()
+        raise
+
+
 def _opened(data_dir: str) -> Kept:
     from rallypoint.server.sqlite_journal import SQLiteJournal
 
     journal = SQLiteJournal(data_dir)
     opened = journal.open(Deadline(OPEN_SECONDS))
-    Stored(journal.where, opened.entries)  # refuses what does not fit
+    try:
+        Stored(journal.where, opened.entries)  # refuses what does not fit
+    except BaseException:
+        journal.close()
+        raise
     return journal, opened
 
 
@@ -211,7 +247,11 @@ def page_url(sock: socket.socket, options: Options) -> str:
 
 
 async def _serve(
-    options: Options, sockets: list[socket.socket], page: Attend, kept: Kept | None
+    options: Options,
+    sockets: list[socket.socket],
+    page: Attend,
+    kept: Kept | None,
+    host_fd: int | None = None,
 ) -> None:
     server = Server(options, sockets)
     if kept is not None:
@@ -225,8 +265,21 @@ async def _serve(
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await server.start()
+    if host_fd is not None:
+        _watch_host(server, host_fd)
     async with page(server):
         await server.serve()
+
+
+def _watch_host(server: Server, fd: int) -> None:
+    """Wait for no first client once the agent that started this server has ended."""
+
+    def ended() -> None:
+        server.loop.remove_reader(fd)
+        os.close(fd)
+        server.options = dataclasses.replace(server.options, first_client_seconds=0.0)
+
+    server.loop.add_reader(fd, ended)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import os
 import signal
 import socket
@@ -11,14 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from rallypoint.cli.durations import Seconds
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
-from rallypoint.server.options import Options
+from rallypoint.server.options import Options, is_loopback
 from rallypoint.server.succession import Attend, State, Succession, advertised
 from rallypoint.store.engine_url import redacted
 from rallypoint.store.engines import is_engine_url, open_engine
 from rallypoint.store.places import join_place, parse_place
+
+logger = logging.getLogger("rallypoint.server")
+
+ETCD_LEAST_SECONDS = 2.0  # shorter leases it makes as long as that
 
 _OPTIONS = (
     click.option(
@@ -35,7 +42,7 @@ _OPTIONS = (
     ),
     click.option(
         "--leader-lease",
-        type=float,
+        type=Seconds(),
         metavar="SECONDS",
         default=defaults.value("leader_lease"),
         envvar="RALLYPOINT_LEADER_LEASE",
@@ -52,13 +59,19 @@ class Choice:
     url: str | None
     advertise: str | None
     lease: float
+    named: tuple[str, ...] = ()  # those that were given, beside the URL
 
     def check(self, data_dir: str | None, until_empty: bool) -> None:
         """Refuse what is wrong, or does not go together, before anything is bound.
 
         Raises ParameterError.
         """
+        if data_dir is not None and not data_dir.strip():
+            text = f"--data-dir {data_dir!r} names no directory: nothing would be kept"
+            raise ParameterError(text)
         if self.url is None:
+            if self.named:
+                raise ParameterError(f"{self.named[0]} without --state: it has no meaning there")
             return
         if not is_engine_url(self.url):
             raise ParameterError(
@@ -70,7 +83,13 @@ class Choice:
                 raise ParameterError(f"--state with {other}: give one of them")
         if not self.lease > 0:
             raise ParameterError(f"--leader-lease {self.lease:g}: give seconds above 0")
-        parse_place(self.advertise)
+        is_etcd = self.url.startswith(("etcd://", "etcds://"))
+        if is_etcd and self.lease < ETCD_LEAST_SECONDS:
+            raise ParameterError(
+                f"--leader-lease {self.lease:g}: etcd has no leases below "
+                f"{ETCD_LEAST_SECONDS:g} s; give that or more"
+            )
+        _check_advertised(self.advertise)
         open_engine(self.url).close()  # it connects with its first call only
 
     def at(self, sockets: list[socket.socket]) -> State | None:
@@ -82,7 +101,31 @@ class Choice:
         if self.advertise:
             host, port = parse_place(self.advertise, default_port=0)
             where = join_place(host, port or sockets[0].getsockname()[1])
+        elif _bound_to_all(sockets) and is_loopback(parse_place(where)[0]):
+            logger.warning(
+                "clients and servers on other hosts are told to come to %s, which is this host "
+                "alone: give --advertise ADDRESS:PORT", where
+            )  # fmt: skip
         return State(self.url, name, where, self.lease)
+
+
+def _check_advertised(where: str | None) -> None:
+    host, _port = parse_place(where)
+    if not where:
+        return
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        if error.errno != socket.EAI_NONAME:
+            return  # who knows names is out of reach, which may pass
+        raise ParameterError(
+            f"--advertise {where}: {host!r} has no address; give ADDRESS:PORT, by which clients "
+            "reach this server"
+        ) from error
+
+
+def _bound_to_all(sockets: list[socket.socket]) -> bool:
+    return sockets[0].getsockname()[0] in ("0.0.0.0", "::")  # noqa: S104 - read, not bound
 
 
 def state_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -92,7 +135,13 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
     def taking(
         *, state: str | None, advertise: str | None, leader_lease: float, **options: Any
     ) -> None:
-        command(shared=Choice(state, advertise, leader_lease), **options)
+        context = click.get_current_context()
+        named = tuple(
+            option
+            for option, name in (("--advertise", "advertise"), ("--leader-lease", "leader_lease"))
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        )
+        command(shared=Choice(state, advertise, leader_lease, named), **options)
 
     return functools.reduce(lambda found, option: option(found), reversed(_OPTIONS), taking)
 

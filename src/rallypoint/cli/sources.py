@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import ParameterError, RendezvousConnectionError
+from rallypoint.errors import ParameterError, RendezvousConnectionError, StoreError
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.chronicle import Chronicle
@@ -184,4 +184,10 @@ def _file(endpoint: str, run_id: str) -> SharedSource:
             f"--endpoint {endpoint}: there is no such file; give the path that the nodes share, "
             "as this machine sees it (it comes into being with the first node)"
         )
-    return SharedSource(FileRendezvousBackend(str(path), run_id), f"the file {path}")
+    try:
+        backend = FileRendezvousBackend(str(path), run_id)
+    except StoreError as error:
+        raise ParameterError(
+            f"--endpoint {error}; give the path that the nodes share (rallypoint run --endpoint)"
+        ) from error
+    return SharedSource(backend, f"the file {path}")

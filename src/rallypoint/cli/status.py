@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from rallypoint.cli.durations import Seconds
 from rallypoint.cli.sources import Source, open_source
 from rallypoint.cli.status_view import picture
 from rallypoint.deadline import Deadline
@@ -72,7 +73,7 @@ Examples:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min_open=True),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

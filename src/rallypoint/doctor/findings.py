@@ -82,6 +82,7 @@ class Answer(StrEnum):
     OTHER = "other"
     VERSION = "version"
     REFUSED = "refused"
+    CERTIFICATE = "certificate"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Greeting:
 
     Args:
         answer: of which kind.
-        text: what it said or sent, for people.
+        text: what it said or sent, for people; of ours, why it is not to be, but for tokens
+            that are missing on one side or differ.
         first: the first bytes, of something else.
         asks_token: whether the server has a token.
         knows_token: whether both have the same, None if that was not found out.
@@ -202,6 +204,9 @@ def answers(greeting: Greeting) -> Finding:
             return Finding("answer", Verdict.FAIL, greeting.text, remedy)
         case Answer.REFUSED:
             return Finding("answer", Verdict.FAIL, greeting.text, "see what the server says")
+        case Answer.CERTIFICATE:
+            remedy = "set RALLYPOINT_TLS_CA here, or give the server a certificate for this name"
+            return Finding("certificate", Verdict.FAIL, greeting.text, remedy)
         case Answer.SILENT:
             text = f"it takes connections and says nothing {greeting.text}"
             remedy = (
@@ -231,6 +236,9 @@ def token(greeting: Greeting, has_token: bool) -> Finding:
     if greeting.knows_token:
         text = "accepted" if greeting.asks_token else "none is asked for"
         return Finding("token", Verdict.OK, text)
+    if greeting.text:
+        remedy = "give this node a token that may, and name the run that it is for (--run-id)"
+        return Finding("token", Verdict.FAIL, greeting.text, remedy)
     if greeting.asks_token and not has_token:
         text = "the server asks for a token, and this node has none"
     elif greeting.asks_token:
@@ -277,6 +285,11 @@ def load(server: ServerStatus) -> Finding:
         f"runs: {server.run_count}, "
         f"loop {server.lag_seconds * 1e3:.0f} ms late (at worst {server.worst_lag_seconds:.1f} s)"
     )
+    if server.durable is not None and server.durable.trouble:
+        remedy = "make room there: until then nothing changes, and nobody is answered"
+        return Finding("server", Verdict.FAIL, f"{server.durable.trouble}; {text}", remedy)
+    if server.access.startswith("INSECURE"):
+        text += f"; {server.access}"
     if server.lag_seconds > LAG_SECONDS:
         remedy = "the server gets too little CPU: move what shares its cores, or the server"
         return Finding("server", Verdict.WARN, text, remedy)

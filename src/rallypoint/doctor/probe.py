@@ -19,8 +19,9 @@ from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store import protocol as p
 from rallypoint.store.connect import AddressInfo, own_addresses, resolve
-from rallypoint.store.handshake import StandbyError
+from rallypoint.store.handshake import LoneTokenError, StandbyError, UnknownTokenError
 from rallypoint.store.link import SOFTWARE, Link, NotOurProtocolError, Target, open_link
+from rallypoint.store.tls import CertificateError
 
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
 _server = msgspec.msgpack.Decoder(wire.ServerBody)
@@ -146,6 +147,12 @@ class Probe:
             asks = seen.asks_token
         try:
             link = open_link(target, Deadline(self.seconds), once=True)
+        except CertificateError as error:
+            return Greeting(Answer.CERTIFICATE, str(error)), None
+        except UnknownTokenError:
+            return Greeting(Answer.OURS, "", b"", True, False), None
+        except LoneTokenError:
+            return Greeting(Answer.OURS, "", b"", not target.token, False), None
         except AuthenticationError as error:
             return Greeting(Answer.OURS, str(error), b"", asks, False), None
         except (NotOurProtocolError, StandbyError) as error:

@@ -24,6 +24,7 @@ from rallypoint.errors import (
     ParameterError,
     RallypointError,
     StoreConnectionError,
+    StoreError,
     StoreLimitError,
 )
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
@@ -153,7 +154,12 @@ def _file(path: Path, run_id: str, probe: Probe) -> Iterator[Finding]:
         return
     yield Finding("path", Verdict.OK, f"{path}, {path.stat().st_size} bytes")
     scratch = f"doctor/{secrets.token_hex(8)}"
-    store = FileStore(path, timeout=probe.seconds)
+    try:
+        store = FileStore(path, timeout=probe.seconds)
+    except StoreError as error:
+        remedy = "give the path that the nodes are given; this file is another program's"
+        yield Finding("answer", Verdict.FAIL, str(error), remedy)
+        return
     try:
 
         def write() -> None:

@@ -63,6 +63,7 @@ class Entry:
     ended_at: float | None = None
     ended_because: str = ""
     lost: list[str] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
 
     def line(self, now: float) -> RoundLine:
         """Return the round as it is told at a time."""
@@ -77,6 +78,7 @@ class Entry:
             ended_because=self.ended_because,
             size=self.size,
             lost=tuple(self.lost),
+            left=tuple(label for label in self.lost if label in self.left),
             nodes=tuple(seat.node.label for seat in self.record.seats) if self.record else (),
         )
 
@@ -124,7 +126,7 @@ class Chronicle:
             now: monotonic seconds.
             heard: when a node last gave a sign of life, on the same clock.
         """
-        self._noticed = {node: self._noticed.get(node, now) for node in after.notices}
+        self._noticed = {node: self._notice_at(node, before, after, now) for node in after.notices}
         losses: list[Loss] = []
         lost: list[str] = []
         for event in events:
@@ -136,9 +138,19 @@ class Chronicle:
         if changed or self.phase_at is None:
             self.phase_at = now
         why = after.opening or _why_opened(before, events, after)
-        sealed = self._rounds(after, now, lost, why)
+        going = {e.node for e in events if isinstance(e, Leave)}
+        left = {m.node.label for n in going if (m := find(before, n)) is not None}
+        sealed = self._rounds(after, now, lost, why, left)
         self._forget(after)
         return Noted(sealed, tuple(losses))
+
+    def _notice_at(self, node: NodeId, before: State, after: State, now: float) -> float:
+        """Return when a notice's seconds began; of two the one that ends sooner holds (P1)."""
+        at, known, notice = self._noticed.get(node, now), before.notices.get(node), after.notices
+        seconds = notice[node].seconds
+        if known is None or known == notice[node] or known.seconds is None or seconds is None:
+            return at if known == notice[node] else now
+        return min(now, at + known.seconds - seconds)
 
     def _event(
         self,
@@ -180,12 +192,15 @@ class Chronicle:
     def _opened(self, now: float) -> float:
         return self.rounds[-1].opened_at if self.rounds else now
 
-    def _rounds(self, after: State, now: float, lost: list[str], why: str) -> Entry | None:
+    def _rounds(
+        self, after: State, now: float, lost: list[str], why: str, left: set[str]
+    ) -> Entry | None:
         entry = self.rounds[-1] if self.rounds else None
         if entry is None or (entry.incarnation, entry.number) != _key(after):
             if entry is not None and entry.ended_at is None:
                 entry.ended_at, entry.ended_because = now, why
                 entry.lost += lost[: LOST_SHOWN - len(entry.lost)]
+                entry.left = left
             entry = Entry(*_key(after), opened_at=now, opened_because=why if self.rounds else "")
             self.rounds.append(entry)
         phase = after.phase

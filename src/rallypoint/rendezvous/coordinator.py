@@ -43,8 +43,9 @@ class View(msgspec.Struct, frozen=True):
         parked: set while the node waits or is a spare.
         closed: set once the run is closed.
         fenced: why the node was shut out, None if it was not; its `refusal` says whether as a
-            lost node (FENCED: it comes back with another id) or by someone (EXCLUDED: it may
-            come back once it is admitted).
+            lost node (FENCED: it comes back with another id), for another one in its place
+            (REPLACED: it must not come back), or by someone (EXCLUDED: it may come back once
+            it is admitted).
         notices: words that a node of its round, or it itself, will leave; the oldest first.
         connected: False while the coordinator cannot be reached.
         error: the failure of the background thread, None while it is well.
@@ -150,7 +151,8 @@ class RoundLine(msgspec.Struct, frozen=True):
         ended_seconds: when it ended, None while it lasts.
         ended_because: why.
         size: nodes that took part.
-        lost: labels of those whose loss ended it (the first few).
+        lost: labels of those whose going ended it (the first few).
+        left: those of them that left in good order.
         nodes: labels of the participants in rank order; () once it is too long ago.
     """
 
@@ -165,6 +167,7 @@ class RoundLine(msgspec.Struct, frozen=True):
     size: int = 0
     lost: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from rallypoint.rendezvous.api import (
 )
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.coordinator import Coordinator, Report, View
-from rallypoint.rendezvous.core.events import Assignment, Refusal
+from rallypoint.rendezvous.core.events import Assignment, Refusal, Refused
 from rallypoint.rendezvous.core.state import Failure, Node
 from rallypoint.rendezvous.endpoint import propose_port
 from rallypoint.rendezvous.parameters import as_int
@@ -179,23 +179,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _join(self, deadline: Deadline, why: str) -> Assignment:
         view = self._coordinator.view()
         if view.fenced is not None:
-            self._shut_out(view.fenced.refusal)
+            self._shut_out(view.fenced)
         why = why or _why(view)
-        comes_again = self._seat is not None or self._slot is None
         try:
             return self._ask(deadline, why)
         except RendezvousStateError:
-            # It hears of its fencing only now. Once, and no newcomer with a slot: of two nodes
-            # that fight for one, one must give in.
             fenced = self._coordinator.view().fenced
-            if not comes_again or fenced is None or fenced.refusal is Refusal.EXCLUDED:
+            if fenced is None or fenced.refusal is not Refusal.FENCED:
                 raise
-            self._shut_out(fenced.refusal)
+            self._shut_out(fenced)  # it hears of its fencing only now; it comes again once
             return self._ask(deadline, why)
 
-    def _shut_out(self, refusal: Refusal) -> None:
+    def _shut_out(self, fenced: Refused) -> None:
         self._seat = None
-        if refusal is Refusal.FENCED:  # L2: it comes as a newcomer
+        if fenced.refusal is Refusal.REPLACED:  # I1: of two in one place, one must give in
+            raise RendezvousStateError(
+                f"run {self._run_id!r}: {fenced.why}; a node that was replaced does not come back"
+            )
+        if fenced.refusal is Refusal.FENCED:  # L2: it comes as a newcomer
             self._node_id = uuid.uuid4().hex
 
     def _ask(self, deadline: Deadline, why: str) -> Assignment:

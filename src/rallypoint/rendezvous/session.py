@@ -25,7 +25,7 @@ from rallypoint.errors import (
 )
 from rallypoint.rendezvous import dialogue, wire
 from rallypoint.rendezvous.coordinator import View, Watcher
-from rallypoint.rendezvous.core.events import Join, Refusal, Refused
+from rallypoint.rendezvous.core.events import SHUT_OUT, Join, Refusal, Refused, SettingsHeld
 from rallypoint.rendezvous.line import Line
 from rallypoint.store import protocol as p
 from rallypoint.store.link import Target, goodbye_error
@@ -232,10 +232,12 @@ class Session:
     def _handle(self, body: Any) -> None:
         if isinstance(body, wire.Push):
             message = body.message
-            if isinstance(message, Refused) and message.refusal is not Refusal.FENCED:
+            if isinstance(message, Refused) and message.refusal not in SHUT_OUT:
                 with self.changed:
                     self.refused = message
                     self.changed.notify_all()
+            if isinstance(message, SettingsHeld):
+                logger.warning("run %r: %s", self.target.run, message.why)
             self.update(lambda view: wire.told(view, message))
         elif isinstance(body, wire.Denied) and body.id == 0:
             with self.changed:

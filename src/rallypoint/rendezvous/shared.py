@@ -29,6 +29,7 @@ from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, View, 
 from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.advance import Step, timers
 from rallypoint.rendezvous.core.events import (
+    SHUT_OUT,
     Assignment,
     Beat,
     Close,
@@ -41,6 +42,7 @@ from rallypoint.rendezvous.core.events import (
     Refusal,
     Refused,
     RunClosed,
+    SettingsHeld,
 )
 from rallypoint.rendezvous.core.state import (
     Failure,
@@ -285,8 +287,10 @@ class SharedCoordinator(Coordinator):
 
     def _check(self, step: Step, node: NodeId) -> None:
         for send in step.messages:
+            if isinstance(send.message, SettingsHeld) and node in send.to:
+                _log.warning("run %r: %s", self._run_id, send.message.why)
             if isinstance(send.message, Refused) and node in send.to:
-                if send.message.refusal is Refusal.FENCED:  # maybe before it knew it was in
+                if send.message.refusal in SHUT_OUT:  # maybe before it knew it was in
                     self._host.shut_out(send.message)
                 self._raise_refused(send.message)
 

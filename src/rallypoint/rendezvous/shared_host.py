@@ -14,7 +14,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous import told
+from rallypoint.rendezvous import told, wire
 from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.coordinator import View, Watcher
 from rallypoint.rendezvous.core.advance import Step
@@ -44,6 +44,10 @@ _THREAD_END_SECONDS = 1.0
 def _backoff(failures: int) -> float:
     most = min(_BACKOFF_MOST_SECONDS, _BACKOFF_FIRST_SECONDS * 2 ** min(failures, 10))
     return random.uniform(most / 2, most)  # noqa: S311 - jitter
+
+
+def _cleaned(events: Iterable[Event]) -> list[Event]:
+    return [wire.cleaned(event) for event in events]
 
 
 class SharedHost:
@@ -113,7 +117,7 @@ class SharedHost:
         while True:
             try:
                 with self._turn(deadline):
-                    step = self._exchange.run(decide, deadline)
+                    step = self._exchange.run(lambda state: _cleaned(decide(state)), deadline)
                     self._observe(step.state, joining, leaving)
                 return step
             except RendezvousConnectionError as error:

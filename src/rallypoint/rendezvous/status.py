@@ -295,11 +295,24 @@ def absent(report: Report) -> tuple[str, ...]:
     if here and None not in hints:
         ranks = [rank for rank in range(settings.min_nodes) if rank not in hints]
         known += [f"the node that asks for rank {rank}" for rank in ranks[: max(0, least)]]
+    elif least > 0 and (done := done_sentence(report)):
+        known.append(f"{_count(least)} more (min_nodes={settings.min_nodes}): {done}")
     elif least > 0:
         known.append(f"{_count(least)} nobody has heard of (min_nodes={settings.min_nodes})")
     elif settings.target_nodes and wanted > 0:
         known.append(f"{_count(wanted)} nobody has heard of (target_nodes={goal_of(settings)})")
     return tuple(known)
+
+
+def done_sentence(report: Report) -> str:
+    """Return who has finished and will not come again, "" if nobody has."""
+    done = [member.node.label for member in report.members if member.place == "finished"]
+    if not done:
+        return ""
+    have = "has" if len(done) == 1 else "have"
+    shown = ", ".join(done[:_DONE_SHOWN])
+    more = f" and {len(done) - _DONE_SHOWN} more" if len(done) > _DONE_SHOWN else ""
+    return f"{shown}{more} {have} finished and will not come again"
 
 
 def json_schema() -> dict[str, Any]:
@@ -317,6 +330,7 @@ def _count(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
+_DONE_SHOWN = 3
 _PLACES = ("participant", "candidate", "waiting", "spare", "finished")
 
 

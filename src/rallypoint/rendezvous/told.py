@@ -13,11 +13,11 @@ from rallypoint.rendezvous.core import exclusion, notices
 from rallypoint.rendezvous.core.events import (
     Assignment,
     Parked,
-    Refusal,
     Refused,
     RoundOpened,
     RunClosed,
     assignment,
+    shut_out_as,
 )
 from rallypoint.rendezvous.core.state import (
     Closed,
@@ -46,7 +46,7 @@ def view_of(previous: View, state: State, node: NodeId, before: State | None = N
     if node in state.fenced or find(state, node) is None:
         if kept_out := exclusion.told(state, node):
             return View(fenced=kept_out, error=seen.error)
-        fenced = seen.fenced or _fenced(state, node)
+        fenced = seen.fenced or shut_out(state, node)
         return msgspec.structs.replace(seen, fenced=fenced, parked=None, waiting=0)
     if node in state.finished:  # rule F1: it will not join again, whatever happens
         return msgspec.structs.replace(seen, opened=None, parked=None, waiting=0)
@@ -83,6 +83,15 @@ def run_closed(state: State) -> RunClosed | None:
     )
 
 
+def shut_out(
+    state: State, node: NodeId, unknown: str = "this node is not a member of the run any more"
+) -> Refused:
+    """Return what a node that is no member was told: why it was fenced, or that it is `unknown`."""
+    refusal = shut_out_as(node, state.replaced)
+    why = state.fenced.get(node, unknown)
+    return Refused(refusal, why, state.incarnation, round_number(state.phase))
+
+
 def _closed(seen: View, state: State, before: State | None) -> RunClosed | None:
     if seen.closed is not None or before is None or before.incarnation == state.incarnation:
         return seen.closed or run_closed(state)
@@ -95,11 +104,6 @@ def _closed(seen: View, state: State, before: State | None) -> RunClosed | None:
         why=f"it was closed and opened afresh as incarnation {state.incarnation}",
         verdict=Verdict.CLOSED,
     )
-
-
-def _fenced(state: State, node: NodeId) -> Refused:
-    why = state.fenced.get(node, "this node is not a member of the run any more")
-    return Refused(Refusal.FENCED, why, state.incarnation, round_number(state.phase))
 
 
 def _working(seen: View, state: State, node: NodeId, before: State | None) -> View:

@@ -7,7 +7,7 @@ join has no id: its one answer is the pushed seat, or a refusal.
 """
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from rallypoint.rendezvous.core.events import (
     Admit,
     Assignment,
     Close,
+    Event,
     Exclude,
     Fail,
     Finish,
@@ -28,6 +29,7 @@ from rallypoint.rendezvous.core.events import (
     Refused,
     RoundOpened,
     RunClosed,
+    SettingsHeld,
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.state import Node, Settings, Verdict
@@ -46,7 +48,11 @@ class Seated(_Body, frozen=True, tag=True):
 
 
 NodeEvent = Join | Leave | Finish | Fail | Close | Notify | Exclude | Admit
-Told = Seated | RoundOpened | Parked | WaitingChanged | NoticeGiven | RunClosed | Refused
+_Event = TypeVar("_Event", bound=Event)
+Told = (
+    Seated | RoundOpened | Parked | WaitingChanged | NoticeGiven | SettingsHeld
+    | RunClosed | Refused
+)  # fmt: skip
 
 
 class Ask(_Body, frozen=True, tag=120):
@@ -125,7 +131,7 @@ def told(view: View, message: Told) -> View:
             return change(view, notices=(*others, message))
         case RunClosed():
             return change(view, closed=message, parked=None, waiting=0)
-        case Refused(refusal=Refusal.FENCED):
+        case Refused(refusal=Refusal.FENCED | Refusal.REPLACED):
             return change(view, fenced=message, parked=None, waiting=0, notices=())
         case Refused(refusal=Refusal.EXCLUDED):  # its id is good again once it is admitted
             return View(fenced=message, connected=view.connected, error=view.error)
@@ -133,7 +139,7 @@ def told(view: View, message: Told) -> View:
             verdict = r.verdict or Verdict.CLOSED
             closed = RunClosed(r.incarnation, r.round, "", "", r.why, verdict, r.failures)
             return change(view, closed=closed, parked=None, waiting=0)
-    return view  # of a Refused, the join that it is for is told
+    return view  # of a Refused, the join that it is for is told; SettingsHeld is logged
 
 
 COUNT_LIMIT = 2**31 - 1  # sums of such fit into what a frame can carry
@@ -205,13 +211,18 @@ def _problem_of_order(event: NodeEvent, limit: int) -> str:
     return "" if fits else "an exclusion without a name, or with one that cannot be shown"
 
 
-def cleaned(event: NodeEvent) -> NodeEvent:
-    """Return the event with control characters made visible: terminals and logs will show it."""
+def cleaned(event: _Event) -> _Event:
+    """Return the event with control characters made visible: terminals and logs will show it.
+
+    What is said of why, by whom and when becomes one line; a failure's message keeps its lines.
+    """
     changes: dict[str, Any] = {}
     for name in ("why", "by", "at"):
         text = getattr(event, name, "")
         if not text.isprintable():
-            changes[name] = _visible(text)
+            changes[name] = _visible(" ".join(text.split()))  # one line
+    if isinstance(event, Exclude | Admit) and not event.name.isprintable():
+        changes["name"] = _visible(" ".join(event.name.split()))
     if isinstance(event, Fail):
         f = event.failure
         texts = {n: _visible(getattr(f, n)) for n in ("node", "signal", "at", "message")}

@@ -296,10 +296,10 @@ class Connection(asyncio.Protocol):
         resumed = space.attach(hello.client, self)
         self.server.proved(self)
         since, record = space.record(hello.client)
-        self.welcome(p.frame(p.Welcome(self.server.epoch, resumed, record, since)))
+        self.inform(p.frame(p.Welcome(self.server.epoch, resumed, record, since)))
 
-    def welcome(self, data: bytes) -> None:
-        """Say that the handshake is done, and what is known of the client's calls."""
+    def inform(self, data: bytes) -> None:
+        """Write a welcome, or the answer to who only looks."""
         self.send(data)
 
     def _replaces(self, former: "Connection") -> bool:
@@ -378,7 +378,7 @@ class Connection(asyncio.Protocol):
             answer: wire.Answer | wire.Denied = self._answer(run_id, inquiry)
         except Exception as error:  # a bug; refused, or it would be asked again for ever
             answer = wire.Denied(inquiry.id, self.server.faults.of_question(error))
-        self.send(p.frame(answer))
+        self.inform(p.frame(answer))
 
     def _answer(self, run_id: str, inquiry: wire.Inquire) -> wire.Answer:
         server = self.server

@@ -14,6 +14,7 @@ The `Keeper` has each run and each space of a server marked in the scribe when i
 import logging
 from typing import TYPE_CHECKING
 
+from rallypoint.errors import JournalError
 from rallypoint.server.connection import Connection
 from rallypoint.server.journal import Journal, Opened
 from rallypoint.server.ledger import FORMAT, FORMAT_NAME, Rest, RunPart, SpacePart, Stored
@@ -50,8 +51,11 @@ class DurableConnection(Connection):
 
     def send(self, data: bytes) -> None:
         """Write one frame once it may be told."""
+        self._hold(data, aside=False)
+
+    def _hold(self, data: bytes, aside: bool) -> None:
         self._held += len(data)
-        self._scribe.hold(self, data)
+        self._scribe.hold(self, data, aside)
         if self._held > self.server.options.buffer_limit:
             logger.warning("cutting off %s: %d bytes wait to be stored", self.peer, self._held)
             self.abort()
@@ -59,15 +63,16 @@ class DurableConnection(Connection):
             self._waits = True
             self._transport.pause_reading()
 
-    def welcome(self, data: bytes) -> None:
-        """See the base; without room for the client's record it comes in all the same.
+    def inform(self, data: bytes) -> None:
+        """See the base; when there is no room it is written all the same.
 
-        Its changes are refused until there is room, and its beats are taken.
+        So a client comes in although its record cannot be stored (its changes are refused until
+        there is room, its beats are taken), and who asks is told of the trouble.
         """
         if self._scribe.trouble:
             self.send_at_once(data)
         else:
-            self.send(data)
+            self._hold(data, aside=True)
 
     def release(self, data: bytes) -> None:
         """See `scribe.Reader`."""
@@ -143,14 +148,18 @@ class Keeper:
         self._rest.add(part.gone())
         self.scribe.mark(self._rest)
 
-    async def finish(self, connections: list[Connection], seconds: float) -> None:
-        """Take in nothing more, and wait until what was done is stored and told."""
+    async def finish(self, connections: list[Connection], seconds: float) -> JournalError | None:
+        """Take in nothing more, and wait until what was done is stored and told.
+
+        Returns what is wrong when that is not so in time.
+        """
         for connection in connections:
             if isinstance(connection, DurableConnection):
                 connection.deaf = True
-        if not await self.scribe.rest(seconds):
-            logger.error("%s: the last changes are not stored, and were told to nobody",
-                         self.scribe.where)  # fmt: skip
+        if await self.scribe.rest(seconds):
+            return None
+        why = self.scribe.trouble or f"{self.scribe.where} did not take them in {seconds:g} s"
+        return JournalError(f"the last changes are not stored, and were told to nobody: {why}")
 
     def close(self) -> None:
         """Write nothing more, and let go of the journal."""

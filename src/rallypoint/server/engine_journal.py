@@ -16,11 +16,13 @@ from contextlib import contextmanager
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
+    JournalCorruptError,
     JournalError,
     JournalFullError,
     JournalLostError,
     StoreError,
     StoreLimitError,
+    StoreValueError,
 )
 from rallypoint.server.journal import Journal, Opened
 from rallypoint.server.segments import Segments, pack, replayed, unpack
@@ -174,6 +176,8 @@ class EngineJournal(Journal):
             raise JournalLostError(str(error)) from error
         except StoreLimitError as error:
             raise JournalFullError(str(error)) from error
+        except StoreValueError as error:
+            raise JournalCorruptError(str(error)) from error
         except StoreError as error:
             if self._closed:
                 raise JournalLostError(f"{self.where} was closed here meanwhile") from error
@@ -202,5 +206,8 @@ def _name(number: int) -> str:
 def _number(where: str, name: str) -> int:
     text = name.removeprefix(LOG)
     if not text.isdecimal():
-        raise JournalError(f"{where}: {name} is no segment of a server's log")
+        raise JournalCorruptError(
+            f"{where}: {name} is no segment of a server's log: another program has written it; "
+            "give --state another prefix, or delete it"
+        )
     return int(text)

@@ -148,7 +148,9 @@ class Leadership:
             self._wake.clear()
             try:
                 if not self._election.renew(term, Deadline(self._lease / RENEWALS)):
-                    self._tell(View(trouble=f"epoch {term.epoch} of this server is over"))
+                    self._tell(
+                        View(trouble=f"its entry of epoch {term.epoch} is gone, or another's")
+                    )
                     return
                 renewed = self._clock()
             except StoreError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
+from rallypoint.store.keyring import Keyring
 from rallypoint.store.tls import NO_TLS, TLS
 from rallypoint.store.token import TOKEN_VARIABLE
 
@@ -108,7 +109,12 @@ def is_loopback(address: str) -> bool:
 
 
 def check_exposure(addresses: list[str], options: Options) -> None:
-    """Refuse to listen off loopback without a token, unless that was asked for."""
+    """Refuse to listen off loopback without a token, unless that was asked for.
+
+    Raises ParameterError, also for tokens that are workers': a server accepts none of them.
+    """
+    if options.token and not Keyring(options.token):
+        raise ParameterError("the token is a worker's: a server needs one that was not derived")
     exposed = sorted({a for a in addresses if not is_loopback(a)})
     if exposed and not options.token and not options.insecure:
         raise ParameterError(
@@ -141,5 +147,6 @@ def exposure(addresses: Iterable[str], options: Options, owner: int | None = Non
     if owner is not None:
         return f"no token: open to the processes of uid {owner} and of root"
     if all(map(is_loopback, addresses)):
-        return "no token: open to every process of this machine"
+        asked = "INSECURE: " if options.insecure else ""
+        return f"{asked}no token: open to every process of this machine"
     return "INSECURE: no token, open to everyone who reaches it"

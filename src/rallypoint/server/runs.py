@@ -32,7 +32,6 @@ from rallypoint.rendezvous.core.events import (
     Lost,
     Message,
     Reconnected,
-    Refusal,
     Refused,
     RejoinOver,
     RoundOpened,
@@ -52,10 +51,9 @@ from rallypoint.rendezvous.core.state import (
     Sealed,
     State,
     find,
-    round_number,
 )
 from rallypoint.rendezvous.reporting import brief_report, report_of
-from rallypoint.rendezvous.told import run_closed
+from rallypoint.rendezvous.told import run_closed, shut_out
 from rallypoint.server.fault import OnFault, guarded
 from rallypoint.store import protocol as p
 from rallypoint.wallclock import now_text
@@ -166,11 +164,11 @@ class RunHost:
             return closed
         if kept_out := exclusion.told(self.state, resume.node):
             return kept_out
-        why = self.state.fenced.get(resume.node) or (
+        unknown = (
             f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
             f"{resume.round}: it was lost, or the server was started anew without its state"
         )
-        return Refused(Refusal.FENCED, why, inc, round_number(self.state.phase))
+        return shut_out(self.state, resume.node, unknown)
 
     @guarded
     def disconnected(self, session: Session) -> None:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import JournalError, JournalFullError
+from rallypoint.errors import JournalError, JournalFullError, JournalLostError
 from rallypoint.rendezvous.status import Durability
 from rallypoint.server.journal import Journal
 
@@ -41,6 +41,7 @@ AGAIN_SECONDS = 1.0
 COMMIT_SECONDS = 30.0  # for an engine that is out of reach; a disk is not waited for by us
 
 Changes = Mapping[str, bytes | None]
+Held = tuple["Reader", bytes, bool]
 Done = Callable[[BaseException | None], None]
 
 
@@ -131,8 +132,8 @@ class Scribe:
         self._loop, self._writer, self._failed = loop, writer, failed
         self._may_answer = journal.may_answer
         self._marked: dict[Source, None] = {}
-        self._gathered: list[tuple[Reader, bytes]] = []  # go out with the next batch
-        self._riding: list[tuple[Reader, bytes]] = []  # go out with the one being written
+        self._gathered: list[Held] = []  # go out with the next batch
+        self._riding: list[Held] = []  # go out with the one being written
         self._due = self._busy = self._ended = False
         self._began = 0.0
         self._rest: asyncio.Future[None] | None = None
@@ -147,18 +148,23 @@ class Scribe:
         """A source is let go of: its changes are not stored."""
         self._marked.pop(source, None)
 
-    def hold(self, reader: Reader, data: bytes) -> None:
-        """Write a frame once what it may tell of is durable."""
+    def hold(self, reader: Reader, data: bytes, aside: bool = False) -> None:
+        """Write a frame once what it may tell of is durable.
+
+        Args:
+            reader, data: who gets what.
+            aside: let go of it, too, when nothing can be stored for want of room.
+        """
         if self._ended:
             return
         if self._marked or self._gathered:
-            self._gathered.append((reader, data))
+            self._gathered.append((reader, data, aside))
         elif self._busy:
-            self._riding.append((reader, data))
+            self._riding.append((reader, data, aside))
         elif self._may_answer():
             reader.release(data)
         else:
-            self._gathered.append((reader, data))
+            self._gathered.append((reader, data, aside))
             self._begin_soon()
 
     # -- batches ----------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class Scribe:
             self.trouble = ""
         self._busy = False
         riding, self._riding = self._riding, []
-        for reader, data in riding:
+        for reader, data, _ in riding:
             reader.release(data)
         if self._marked or self._gathered:
             self._begin()
@@ -215,6 +221,11 @@ class Scribe:
         if not self.trouble:
             self.trouble = str(error)
             logger.error("%s; nothing is stored or told until there is room", error)
+            asides = [held for held in (*self._riding, *self._gathered) if held[2]]
+            self._riding = [held for held in self._riding if not held[2]]
+            self._gathered = [held for held in self._gathered if not held[2]]
+            for reader, data, _ in asides:
+                reader.release(data)
         self._loop.call_later(AGAIN_SECONDS, self._write, changes)
 
     # -- the end ----------------------------------------------------------------------------
@@ -225,6 +236,8 @@ class Scribe:
     def _fail(self, error: BaseException) -> None:
         if not self._ended:
             self.drop()
+            if not isinstance(error, JournalLostError):  # where servers take over that is usual
+                logger.error("this server ends: %s", error)
             self._failed(error)
 
     def drop(self) -> None:
@@ -260,9 +273,10 @@ class Scribe:
         Args:
             seconds: how long; what ends the scribe ends the wait at once.
         """
-        if not self.is_resting and not self._ended:
+        until = self._loop.time() + seconds
+        while not (self.is_resting or self._ended) and (left := until - self._loop.time()) > 0:
             self._rest = self._loop.create_future()
-            await asyncio.wait([self._rest], timeout=seconds)
+            await asyncio.wait([self._rest], timeout=left)
         return self.is_resting
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class Server:
         self._token_stamp = stamp(options.token.path) if hasattr(options.token, "path") else None
         self.gate = Gate(options)
         self.arrivals = Arrivals(options.arriving_limit)
-        self.keyring = Keyring(options.token)
+        self.keyring = Keyring(current(options.token))  # what was good last, not at the start
         self.tls = ServerTLS(options.tls) if options.tls.for_servers else None
         self._servers: list[asyncio.Server] = []
         self._ended = asyncio.Event()
@@ -129,8 +129,9 @@ class Server:
             run.stop()
         why = "the server is shutting down"
         if self.keeper is not None:
-            await self.keeper.finish(list(self.connections), STORE_SECONDS)
             why += f"; its runs are kept in {self.keeper.scribe.where}, for the next one"
+            unsaved = await self.keeper.finish(list(self.connections), STORE_SECONDS)
+            self._failure = self._failure or unsaved
         for connection in list(self.connections):
             connection.goodbye(p.GOODBYE_SHUTDOWN, why)
         deadline = self.loop.time() + SHUTDOWN_SECONDS
@@ -146,7 +147,6 @@ class Server:
 
     def fence(self, error: BaseException) -> None:
         """End at once, and answer nobody any more: this server may not speak for its runs."""
-        logger.error("this server ends: %s", error)
         if self._failure is None:
             self._failure = error
         for connection in list(self.connections):
@@ -291,7 +291,7 @@ class Server:
         if changed != self._token_stamp:
             self._token_stamp = changed
             keyring = Keyring(current(self.options.token))
-            if keyring:  # a file that is being written is empty for a moment
+            if keyring and keyring.keys != self.keyring.keys:
                 self.keyring = keyring
                 logger.warning("the token file has changed: %d tokens", len(keyring.keys))
                 for connection in list(self.connections):

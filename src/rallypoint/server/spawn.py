@@ -3,6 +3,9 @@
 The agent binds the port itself and hands the listening socket over: exactly one agent can
 bind, clients can connect at once, and nothing has to be waited for. The server's own output
 goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open.
+
+The server waits a while for its first client. The agent holds the writing end of a pipe as long as
+it lives: once that is closed, however the agent ended, nobody is waited for any more.
 """
 
 import os
@@ -92,6 +95,8 @@ def _spawn(
     command += [f"--fd={fd}" for fd in fds] + (["--insecure"] if insecure else [])
     handle, name = tempfile.mkstemp(prefix=f"rallypoint-server-{port}-", suffix=".log")
     command.append(f"--log-file={name}")
+    host_fd, _held = os.pipe()  # closed by the end of this process alone
+    command.append(f"--host-fd={host_fd}")
     with os.fdopen(handle, "wb") as log:
         process = subprocess.Popen(  # our own program, no shell
             command,
@@ -99,9 +104,10 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=fds,
+            pass_fds=[*fds, host_fd],
             start_new_session=True,
         )
+    os.close(host_fd)
     process.returncode = 0  # it outlives us on purpose: no ResourceWarning, no wait
     addresses = tuple(str(sock.getsockname()[0]) for sock in sockets)
     return Spawned(join_endpoint(host, port), process.pid, Path(name), addresses)

@@ -10,15 +10,23 @@ but says nothing about who has it.)
 
 Whatever is not ours is refused with its name, and never changed: a file that is no SQLite
 database, one of another program (`application_id`), of a newer format (`user_version`), or a
-damaged one (`quick_check` reads the whole file at the start).
+damaged one. `quick_check` reads the whole file at the start, but says nothing of a value that
+was changed in its place: each entry has a checksum of its own. A file that is empty although
+the lock's file says that a state was kept (`_KEPT`) was cut off.
+
+A commit is done only if the file is still found under its name: what is written to one that
+was deleted, or replaced, is gone with this process.
 """
 
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import sqlite3
+import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +43,12 @@ from rallypoint.server.journal import Journal, Opened
 FILE_NAME = "rallypoint.db"
 LOCK_NAME = "rallypoint.lock"
 APPLICATION_ID = 0x52616C79  # "Raly"
-FORMAT = 1
+FORMAT = 2  # 1: without checksums
 CHECKPOINT_PAGES = 4000  # of the log, until it is carried over into the file
 _MIB = 1 << 20
+_KEPT = b"kept"  # in the lock's file, once there is a state beside it
+
+logger = logging.getLogger("rallypoint.server")
 
 
 class SQLiteJournal(Journal):
@@ -53,13 +64,18 @@ class SQLiteJournal(Journal):
         self.where = f"directory {self.directory}"
         self._database: sqlite3.Connection | None = None
         self._lock: int | None = None
+        self._had_state = False  # an earlier opening left one
+        self._opened: os.stat_result | None = None
 
     def open(self, deadline: Deadline) -> Opened:
         """See `Journal.open`; a directory that another server has is refused at once."""
         try:
             self._make_directory()
             self._take_lock()
-            return self._read()
+            found = self._read()
+            self._write_lock(_KEPT)
+            self._opened = self.file.stat()
+            return found
         except BaseException:
             self.close()
             raise
@@ -69,6 +85,9 @@ class SQLiteJournal(Journal):
             if not self.directory.exists():
                 self.directory.mkdir(mode=0o700, parents=True)
                 _sync(self.directory.parent)
+            elif self.directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                logger.warning("%s can be written by other users, who can replace what is kept "
+                               "there: chmod 700 it", self.where)  # fmt: skip
         except OSError as error:
             raise JournalError(
                 f"{self.where} cannot be made: {error.strerror}; give one that this user may make"
@@ -85,11 +104,17 @@ class SQLiteJournal(Journal):
             raise JournalError(
                 f"{path} cannot be used: {error.strerror}; give a place that this user may write"
             ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        self._had_state = self.file.exists() and _KEPT in os.pread(self._lock, 64, 0).split()
+        self._write_lock(_KEPT if self._had_state else b"")
+
+    def _write_lock(self, mark: bytes) -> None:
+        if self._lock is not None:
+            text = b"%d\n%s\n" % (os.getpid(), mark)
+            os.pwrite(self._lock, text, 0)
+            os.ftruncate(self._lock, len(text))
 
     def _taken(self, lock: int) -> str:
-        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        pid = os.pread(lock, 64, 0).decode("ascii", "replace").partition("\n")[0]
         return (
             f"{self.where} is in use by another server (pid {pid or 'unknown'}): stop that one, "
             "or give this one a directory of its own"
@@ -99,6 +124,8 @@ class SQLiteJournal(Journal):
         fresh = not self.file.exists() or self.file.stat().st_size == 0
         if not fresh:
             self._check_header()
+        elif self._had_state:
+            raise self._damaged("it is empty, and was not")
         with self._mapped():
             self._database = database = sqlite3.connect(
                 self.file, isolation_level=None, check_same_thread=False, timeout=0.0
@@ -109,10 +136,21 @@ class SQLiteJournal(Journal):
             if not fresh:
                 self._check(database)
             with _transaction(database):
+                if self._is_older(database):
+                    _add_checksums(database)
                 epoch = _next_epoch(database)
             database.execute("PRAGMA journal_mode=WAL")
             database.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-            return Opened(epoch, _entries(database))
+            return Opened(epoch, self._entries(database))
+
+    def _entries(self, database: sqlite3.Connection) -> Mapping[str, bytes]:
+        entries: dict[str, bytes] = {}
+        for name, value, checksum in database.execute("SELECT name, value, checksum FROM entries"):
+            if checksum != _checksum(name, value):
+                shown = bytes(name).decode("utf-8", "replace")
+                raise self._damaged(f"the entry {shown!r} is not as it was stored")
+            entries[bytes(name).decode()] = bytes(value)
+        return entries
 
     def _check_header(self) -> None:
         """Look before SQLite does: it would take an empty file for a database of its own."""
@@ -138,6 +176,11 @@ class SQLiteJournal(Journal):
         if found != ["ok"]:
             raise self._damaged("; ".join("\n".join(found).splitlines()))
 
+    @staticmethod
+    def _is_older(database: sqlite3.Connection) -> bool:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        return 0 < int(version) < FORMAT
+
     def _foreign(self, seen: str) -> JournalCorruptError:
         return JournalCorruptError(
             f"{self.file} is no file of a rallypoint server ({seen}): give another directory; it "
@@ -157,11 +200,25 @@ class SQLiteJournal(Journal):
             raise JournalLostError(f"{self.where} is closed")
         if not changes:
             return
-        written = [(name.encode(), value) for name, value in changes.items() if value is not None]
+        names = [(name.encode(), value) for name, value in changes.items() if value is not None]
+        written = [(name, value, _checksum(name, value)) for name, value in names]
         deleted = [(name.encode(),) for name, value in changes.items() if value is None]
         with self._mapped(), _transaction(database):
-            database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", written)
+            database.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", written)
             database.executemany("DELETE FROM entries WHERE name = ?", deleted)
+        self._check_place()
+
+    def _check_place(self) -> None:
+        try:
+            if self._opened is not None and os.path.samestat(self.file.stat(), self._opened):
+                return
+            seen = "another file is in its place"
+        except OSError as error:
+            seen = str(error.strerror)
+        raise JournalError(
+            f"{self.file} was taken away while this server used it ({seen}): what was told until "
+            "then was in it; put it back, or start without what it held"
+        )
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
@@ -212,7 +269,8 @@ def _next_epoch(database: sqlite3.Connection) -> int:
     database.execute(f"PRAGMA application_id={APPLICATION_ID}")
     database.execute(f"PRAGMA user_version={FORMAT}")
     database.execute(
-        "CREATE TABLE IF NOT EXISTS entries (name BLOB PRIMARY KEY, value BLOB NOT NULL)"
+        "CREATE TABLE IF NOT EXISTS entries "
+        "(name BLOB PRIMARY KEY, value BLOB NOT NULL, checksum INTEGER NOT NULL)"
     )
     database.execute("CREATE TABLE IF NOT EXISTS epochs (epoch INTEGER NOT NULL)")
     (last,) = database.execute("SELECT coalesce(max(epoch), 0) FROM epochs").fetchone()
@@ -221,9 +279,15 @@ def _next_epoch(database: sqlite3.Connection) -> int:
     return int(last) + 1
 
 
-def _entries(database: sqlite3.Connection) -> Mapping[str, bytes]:
-    rows = database.execute("SELECT name, value FROM entries")
-    return {bytes(name).decode(): bytes(value) for name, value in rows}
+def _checksum(name: bytes, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(name))
+
+
+def _add_checksums(database: sqlite3.Connection) -> None:
+    """Bring a file of format 1 to the present one."""
+    database.create_function("checksum_of", 2, _checksum, deterministic=True)
+    database.execute("ALTER TABLE entries ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
+    database.execute("UPDATE entries SET checksum = checksum_of(name, value)")
 
 
 @contextmanager

@@ -207,7 +207,7 @@ class Succession:
         if view.leader is not None:
             self._reached = True
         if not self._reached and (view.refused or self._start.expired()):
-            waited = f" (tried for {self._start.elapsed():.0f} s)"
+            waited = "" if view.refused else f" (tried for {self._start.elapsed():.0f} s)"
             raise JournalError(f"{view.trouble or f'{self._engine.where} does not answer'}{waited}")
 
     async def _open(self, term: Term) -> tuple[Term, EngineJournal, Opened] | None:
@@ -241,6 +241,8 @@ class Succession:
         except JournalLostError as error:
             logger.warning("this server stands by: %s", error)
         except JournalError as error:
+            if self._stopping:
+                raise
             logger.error("this server steps back: %s", error)
         finally:
             if self._view.term == term and not self._stopping:

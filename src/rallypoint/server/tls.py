@@ -12,6 +12,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rallypoint.errors import ParameterError
 from rallypoint.store import protocol as p
 from rallypoint.store.certificate import ends
 from rallypoint.store.tls import TLS, stamp, unusable
@@ -72,9 +73,22 @@ def _load(files: TLS) -> tuple[ssl.SSLContext, bytes]:
         start = own.index("-----BEGIN CERTIFICATE-----")
         certificate = ssl.PEM_cert_to_DER_cert(own[start:] + end)
     except OSError as error:  # ssl.SSLError is one
-        raise unusable(files, error) from error
+        raise _unusable(files, error) from error
     logger.info("the certificate in %s ends on %s UTC", files.cert, ends(certificate))
     return context, binding(certificate)
+
+
+def _unusable(files: TLS, error: OSError) -> ParameterError:
+    """Say which of certificate and key is wrong, where that can be told."""
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        key = f"the key in tls_key={files.key}" if files.key else "the key in it"
+        return ParameterError(f"tls_cert={files.cert}: {key} is another certificate's")
+    if isinstance(error, ssl.SSLError) and not files.key:
+        return ParameterError(
+            f"tls_cert={files.cert} holds no certificate with its key; give the key too "
+            "(tls_key, --tls-key)"
+        )
+    return unusable(files, error)
 
 
 class TLSLayer(asyncio.Protocol):

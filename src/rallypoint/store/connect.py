@@ -114,13 +114,11 @@ def explain_failure(
     place: Place, error: OSError, addresses: list[AddressInfo], deadline: Deadline
 ) -> str:
     """Return what a user needs to know about a server that cannot be reached."""
-    left = deadline.remaining()
-    more = f"; trying for {left:.0f} s more" if left > 0 else ""
     return (
         f"cannot reach {join_place(*place)} ({resolved_to(addresses)}) after "
-        f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}{more}. This machine's "
+        f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}. This machine's "
         f"addresses are {', '.join(own_addresses())}. If the server belongs on this machine, "
-        f"start `rallypoint serve --bind ADDRESS:{place[1]}` or pass is_host=true (--rdzv-conf) "
+        f"start `rallypoint serve --bind ADDRESS:{place[1]}` "
         "here; otherwise check the endpoint and start it there"
     )
 

@@ -153,7 +153,7 @@ class EtcdEngine(Engine):
         return entries
 
     def _entry(self, kv: m.KeyValue, deadline: Deadline) -> Entry | None:
-        name = self._parts.name_in(kv.value)
+        name = self._parts.name_in(kv.value, kv.key)
         if not name:
             return Entry(kv.mod_revision, kv.value[1:], _Detail("", kv.lease))
         value = self._parts.fetch(kv.key, kv, deadline)

@@ -163,7 +163,21 @@ class Gateway:
             return AuthenticationError(f"{where} (user {self.address.user!r})")
         if refusal.code == INVALID and not self.address.user:
             where += " (no user was given: URL, or RALLYPOINT_ETCD_USER and _PASSWORD)"
+            if self._asks_for_user(at):
+                return AuthenticationError(where)
         return GatewayError(refusal.code, where)
+
+    def _asks_for_user(self, at: int) -> bool:
+        """Return whether authentication is on: without it nobody can be refused by name."""
+        data = _encode({"name": self.address.user, "password": ""})
+        with _failures():
+            answer = self._pool(at).request(
+                "POST", "/v3/auth/authenticate", body=data, timeout=self._timeout
+            )
+        try:
+            return msgspec.json.decode(answer.data, type=_Refusal).code in (INVALID, DENIED)
+        except msgspec.DecodeError:
+            return False
 
     def _full(self, at: int, token: str, error: GatewayError) -> Exception:
         """Tell a full database, which lasts, from too many requests, which pass."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreError
+from rallypoint.errors import StoreValueError
 from rallypoint.store import etcd_messages as m
 from rallypoint.store.etcd_gateway import Gateway
 
@@ -85,18 +85,22 @@ class Parts:
         key = self._key(name)
         return m.delete(key, m.end_of(key))
 
-    def name_in(self, raw: bytes) -> str:
-        """Return the name of the parts that a stored value points to, "" if it is whole."""
+    def name_in(self, raw: bytes, key: bytes) -> str:
+        """Return the name of the parts that a value stored under `key` points to, "" if whole.
+
+        Raises StoreValueError for one that another program has written.
+        """
         if raw[:1] not in (_WHOLE, _PARTS):
-            raise StoreError(
-                f"{self._gateway.address}: holds a value of {len(raw)} bytes that is not "
-                "Rallypoint's; does something else write under this prefix?"
+            raise StoreValueError(
+                f"{self._gateway.address}: {key.decode('utf-8', 'replace')} holds a value of "
+                f"{len(raw)} bytes that is not Rallypoint's; does something else write under this "
+                "prefix?"
             )
         return raw[1:].decode() if raw[:1] == _PARTS else ""
 
     def fetch(self, key: bytes, found: m.KeyValue, deadline: Deadline) -> bytes | None:
         """Return the value of a pointer, None if it was replaced since it was read."""
-        base = self._key(self.name_in(found.value))
+        base = self._key(self.name_in(found.value, key))
         body = {
             "compare": [m.unchanged(key, found.mod_revision)],
             "success": [m.get(base, m.end_of(base))],

@@ -41,6 +41,10 @@ class UnknownTokenError(AuthenticationError):
     """The server does not know the token that was tried; another one of ours may do."""
 
 
+class LoneTokenError(AuthenticationError):
+    """One side has a token, and the other one none."""
+
+
 def shake_hands(link: "Link", target: "Target", key: Key | None) -> None:
     """Prove to each other that both sides know the token; sets `link.welcome`.
 
@@ -49,8 +53,8 @@ def shake_hands(link: "Link", target: "Target", key: Key | None) -> None:
         target: as whom, for which run.
         key: the token to prove, None for none.
 
-    Raises StandbyError, UnknownTokenError, AuthenticationError, NotOurProtocolError,
-    StoreConnectionError.
+    Raises StandbyError, UnknownTokenError, LoneTokenError, AuthenticationError,
+    NotOurProtocolError, StoreConnectionError.
     """
     nonce = secrets.token_bytes(p.NONCE_BYTES)
     hello = p.Hello(p.PROTOCOL_VERSION, target.run, target.client, nonce, SOFTWARE)
@@ -70,7 +74,7 @@ def shake_hands(link: "Link", target: "Target", key: Key | None) -> None:
         return p.proof(key.secret, role, hello, challenge.nonce, link.binding)
 
     if not hmac.compare_digest(proof(b"server"), challenge.proof):
-        kind = UnknownTokenError if key and challenge.proof else AuthenticationError
+        kind = UnknownTokenError if key and challenge.proof else LoneTokenError
         raise kind(_server_unproven(link.where, target, challenge))
     if key is not None and not come:  # what has come already is a goodbye
         link.send(p.frame(p.Proof(proof(b"client"))))

@@ -10,6 +10,9 @@ is exchanged for another. A line is a secret, or a scope and a secret:
     read SECRET         look at any run; change nothing
     worker:KEY SECRET   one run's store, nothing else: made by the agent for its workers
 
+A line that is neither is refused, since a mistyped scope would otherwise be a secret with all
+rights. A secret with spaces needs its scope.
+
 A client says which token it will prove by its *key id*, a hash that tells nothing of a random
 secret; the server looks that one up and both prove it (`protocol.proof`). A worker's token is
 derived from the agent's and the run id, so that the server, which knows the agent's, needs to
@@ -23,8 +26,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_to_bytes
 
+from rallypoint.errors import ParameterError
+
 KEY_ID_BYTES = 8
 _LINE = re.compile(rb"(admin|all|read|run:\S+|worker:[0-9a-f]{16})[ \t]+(\S.*)")
+_SCOPE = re.compile(rb"admin|all|read|(?:run|worker):\S*")
 
 
 @dataclass(frozen=True)
@@ -86,19 +92,33 @@ def key_id(secret: bytes) -> bytes:
     return hashlib.sha256(b"rallypoint key id\0" + secret).digest()[:KEY_ID_BYTES]
 
 
-def parse(text: bytes) -> tuple[Key, ...]:
-    """Return the tokens of a text, in its order; empty lines and `# comments` are skipped."""
+def parse(text: bytes, where: str = "token") -> tuple[Key, ...]:
+    """Return the tokens of a text, in its order; empty lines and `# comments` are skipped.
+
+    Args:
+        text: one a line.
+        where: it is from, for people.
+
+    Raises ParameterError naming a line that is no token; it shows nothing of the line.
+    """
     keys = []
-    for raw in text.splitlines():
+    for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
-        if line and not line.startswith(b"# "):
-            keys.append(_key(line))
+        if line and not (line + b" ").startswith(b"# "):
+            keys.append(_key(line, f"{where}, line {number}"))
     return tuple(keys)
 
 
-def _key(line: bytes) -> Key:
+def _key(line: bytes, where: str) -> Key:
     found = _LINE.fullmatch(line)
     if found is None:
+        if _SCOPE.fullmatch(line):
+            raise ParameterError(f"{where}: a scope without its secret; write SCOPE SECRET")
+        if len(line.split()) > 1:
+            raise ParameterError(
+                f"{where}: several words, of which the first is no scope; write SCOPE SECRET, "
+                "where SCOPE is admin, all, read or run:ID, or one secret without spaces"
+            )
         return Key(line, "admin", None, key_id(line))
     scope, _, name = found[1].partition(b":")
     secret = found[2]
@@ -143,6 +163,8 @@ class Keyring:
 
     Args:
         text: one a line.
+
+    Raises ParameterError as `parse`.
     """
 
     def __init__(self, text: bytes) -> None:

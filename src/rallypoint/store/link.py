@@ -309,7 +309,7 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
     keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
     if target.token and not keys:
         sock.close()
-        raise AuthenticationError(f"none of this client's tokens is for run {target.run!r}")
+        raise AuthenticationError(_not_for(target))
     keys = keys or [None]
     while True:
         link = _secured(sock, place, target, limit)
@@ -328,6 +328,15 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
         except BaseException:
             link.close()
             raise
+
+
+def _not_for(target: Target) -> str:
+    """Return what to do where no token is for what is asked for."""
+    said = f"none of this client's tokens is for run {target.run!r}"
+    names = [key.run for key in parse(current(target.token)) if key.run is not None]
+    if target.run or not names:
+        return said
+    return f"this client's token is for run {names[0]!r} alone: give --run-id {names[0]}"
 
 
 def _again(place: Place, limit: Deadline) -> socket.socket:

@@ -102,7 +102,12 @@ def parse_places(endpoint: str | None, default_port: int = DEFAULT_PORT) -> tupl
 
 
 def servers(host: str, port: int) -> tuple[Place, ...]:
-    """Return the servers of a host and a port, where the host may be a list with ports."""
+    """Return the servers of a host and a port, where the host may be a list with ports.
+
+    Raises ParameterError.
+    """
+    if not isinstance(host, str):
+        raise _wrong(host, "not a text; several servers are one text with commas, 'a:1,b:1'")
     return parse_places(host, port) if is_list(host) else ((host, port),)
 
 

@@ -44,6 +44,10 @@ NOTE = (
     "key be as it was. With appendfsync=everysec a power loss costs up to a second. Where "
     "that must not happen, use etcd (docs/engines.md)"
 )
+FORGETS = (
+    "it keeps no append-only file: a restart of Redis forgets all runs and stores, or what has "
+    "changed since its last snapshot; set appendonly yes"
+)
 _NOTED: set[tuple[tuple[str, int], ...]] = set()
 _NOTED_LOCK = threading.Lock()
 
@@ -119,12 +123,14 @@ class Link:
             _NOTED.add(self.address.hosts)
         _log.warning(NOTE, where)
         try:
-            memory: dict[str, Any] = self.client.info("memory")
+            info: dict[str, Any] = self.client.info("default")
         except exceptions.RedisError as error:  # INFO may be forbidden to this user
-            _log.info("%s: its memory policy is not known: %s", where, error)
+            _log.info("%s: its persistence and memory policy are not known: %s", where, error)
             return
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
+        if not info.get("aof_enabled"):
+            _log.warning("%s: %s", where, FORGETS)
+        policy = info.get("maxmemory_policy", "noeviction")
+        if info.get("maxmemory") and policy != "noeviction":
             _log.warning(
                 "%s: maxmemory-policy is %s: when memory runs out, it deletes keys of running "
                 "jobs; set it to noeviction",

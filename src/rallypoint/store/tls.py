@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rallypoint.errors import ParameterError
+from rallypoint.errors import AuthenticationError, ParameterError
 
 PREFIX = "RALLYPOINT_TLS"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+class CertificateError(AuthenticationError):
+    """A certificate was refused, by us or by the other side."""
 
 
 @dataclass(frozen=True)

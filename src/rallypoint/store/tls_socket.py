@@ -12,9 +12,8 @@ import ssl
 import threading
 from typing import Any, Self
 
-from rallypoint.errors import AuthenticationError
 from rallypoint.store.certificate import ends
-from rallypoint.store.tls import TLS, stamp, unusable
+from rallypoint.store.tls import TLS, CertificateError, stamp, unusable
 
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
@@ -50,7 +49,7 @@ class TLSSocket:
         tls: our files.
         host: the name or address that the server's certificate must be for.
 
-    Raises AuthenticationError (a certificate was refused, by us or by the server),
+    Raises CertificateError (a certificate was refused, by us or by the server),
     ssl.SSLError (the other side does not speak TLS), OSError, ParameterError.
     """
 
@@ -80,7 +79,7 @@ class TLSSocket:
                 self._in.write(data)
             except ssl.SSLCertVerificationError as error:
                 self._last_words()
-                raise AuthenticationError(
+                raise CertificateError(
                     f"the certificate of {host} is not accepted: {error.verify_message}; give "
                     "the authority that signed it (RALLYPOINT_TLS_CA, tls_ca), or reach the "
                     "server by a name that its certificate has"
@@ -98,7 +97,7 @@ class TLSSocket:
     @staticmethod
     def _explained(error: ssl.SSLError) -> OSError:
         if "ALERT" in (error.reason or "") and "CERT" in (error.reason or ""):
-            return AuthenticationError(
+            return CertificateError(
                 "the server asks for a certificate of this client and refuses what it got "
                 f"({error.reason}); give RALLYPOINT_TLS_CERT and RALLYPOINT_TLS_KEY (tls_cert, "
                 "tls_key), signed by the authority that the server was started with"

@@ -168,7 +168,7 @@ class Pages:
         names = [line.run_id for line in server.runs] if wanted is None else [wanted]
         runs = [run for run in map(self._run, names) if run is not None]
         if wanted is not None and not runs:
-            return _no_run(wanted)
+            return self._no_run(wanted)
         return _json(Status(SCHEMA, f"the server at {server.endpoint}", server, tuple(runs)))
 
     async def server(self, _request: Request) -> Response:
@@ -183,7 +183,7 @@ class Pages:
         """One run."""
         name = request.path_params["run_id"]
         found = self._run(name)
-        return _no_run(name) if found is None else _json(found)
+        return self._no_run(name) if found is None else _json(found)
 
     async def events(self, request: Request) -> Response:
         """What happens, as server-sent events."""
@@ -200,15 +200,15 @@ class Pages:
         run = self._server.runs.get(name)
         return None if run is None else run_status(run.report())
 
+    def _no_run(self, name: str) -> Response:
+        code, text = 404, f"no run {name!r}"
+        if not self._server.leads:
+            code, text = 503, f"this server {self._server.role}"
+        return Response(msgspec.json.encode({"error": text}), code, None, "application/json")
+
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _no_run(name: str) -> Response:
-    return Response(
-        msgspec.json.encode({"error": f"no run {name!r}"}), 404, None, "application/json"
-    )
 
 
 def _file(name: str) -> Response:

@@ -51,6 +51,7 @@ def _get(
     }
     if parameters:
         answers["404"] = {"description": "there is no such run"}
+        answers["503"] = {"description": "this server stands by; the error says who leads"}
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": answers}
     if parameters:
         operation["parameters"] = parameters

@@ -50,8 +50,9 @@ def test_a_refusal_is_told_and_noted() -> None:
 def test_l2_the_oldest_fences_are_forgotten_beyond_the_limit() -> None:
     d = a_draft()
     for i in range(FENCED_LIMIT + 2):
-        d.fence(f"n{i}", "why")
+        d.fence(f"n{i}", "why", replaced=i in (1, 3))
     assert len(d.fenced) == FENCED_LIMIT
+    assert d.replaced == {"n3"}  # forgotten with its fence
     assert "n1" not in d.fenced
     assert {"n2", f"n{FENCED_LIMIT + 1}"} <= set(d.fenced)
 

@@ -31,6 +31,7 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RoundSealed,
     RunClosed,
+    SettingsHeld,
     SteadyOver,
     WaitingChanged,
     assignment,
@@ -91,6 +92,7 @@ MESSAGES: list[Message] = [
     Parked(1, 2, True, "why"),
     WaitingChanged(1, 2, 3),
     NoticeGiven(1, 2, "node1", "node1 pid 1", "spot machine", "alice", 25.0),
+    SettingsHeld("lease=15.0 (not 5.0)"),
     RunClosed(1, 2, "alice", "noon", "why", Verdict.BUDGET, (a_failure(),)),
     Refused(Refusal.STALE, "why"),
 ]

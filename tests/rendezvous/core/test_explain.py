@@ -1,5 +1,6 @@
 """What people read: each sentence, its numbers, and the setting that ends the wait."""
 
+import msgspec
 import pytest
 from tests.rendezvous.core.builders import Drive, a_node, a_settings, sealed
 
@@ -8,6 +9,7 @@ from rallypoint.rendezvous.core.explain import (
     NAMES_SHOWN,
     closed_sentence,
     describe,
+    differences,
     goal_of,
     missing,
     names,
@@ -19,6 +21,7 @@ from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import (
     Closed,
     Member,
+    Settings,
     State,
     Verdict,
 )
@@ -152,3 +155,13 @@ def test_rows_give_every_live_node_its_place() -> None:
     assert [row[1] for row in rows(run.state)][-1] == "finished"
     run.lose("node1")
     assert next(row[1] for row in rows(run.state)) == "candidate"
+
+
+def test_every_setting_that_may_differ_is_compared() -> None:
+    held = Settings(1, 2)
+    others = {name for name in Settings.__struct_fields__ if name not in ("min_nodes", "max_nodes")}
+    for name in others:
+        asked = msgspec.structs.replace(held, **{name: 77})
+        assert "(not 77), which holds for all nodes" in differences(held, asked)
+    assert differences(held, held) == ""
+    assert differences(held, Settings(1, 3)) == ""  # refused (J6)

@@ -61,7 +61,7 @@ from rallypoint.rendezvous.core.state import (
     round_number,
 )
 
-SHUT_OUT = (Refusal.FENCED, Refusal.EXCLUDED)
+SHUT_OUT = (Refusal.FENCED, Refusal.REPLACED, Refusal.EXCLUDED)
 HOSTS = st.integers(0, 7)
 HINTS = st.none() | st.none() | st.integers(0, 4)
 KINDS = st.sampled_from(

@@ -1,5 +1,6 @@
 """Joining, rule by rule (J1, J6, N1, N2, I1, R1, C1, E1); see also test_going and test_working."""
 
+import msgspec
 import pytest
 from tests.rendezvous.core.builders import Drive, a_failure, a_settings, refusal, sealed, unchanged
 
@@ -17,6 +18,7 @@ from rallypoint.rendezvous.core.events import (
     Refusal,
     RoundOpened,
     RoundSealed,
+    SettingsHeld,
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.marks import Aspect
@@ -211,6 +213,19 @@ def test_n2_a_rejoin_brings_a_new_port_but_keeps_slot_and_hint() -> None:
     assert (seat.node.slot, seat.node.node_rank) == ("s1", 1)
 
 
+def test_j6_a_newcomer_with_other_shared_settings_is_told_which_hold() -> None:
+    run = sealed("node1", "node2", most=3)
+    other = msgspec.structs.replace(run.settings, lease_seconds=5.0, max_restarts=7)
+    step = run.do(msgspec.structs.replace(run.joining("node3"), settings=other))
+    (held,) = (s.message for s in step.messages if isinstance(s.message, SettingsHeld))
+    assert held.why == (
+        "the run was opened by node1 pid 1 with max_restarts=none (not 7), lease=15 (not 5), "
+        "which holds for all nodes"
+    )
+    step = run.join("node4")
+    assert not [s for s in step.messages if isinstance(s.message, SettingsHeld)]
+
+
 # -- I1 and hints: the same place ---------------------------------------------------------
 
 
@@ -230,10 +245,20 @@ def test_i1_the_same_slot_replaces_at_once_and_fences_the_old_one(place: str) ->
     assert "old" in run.places()[place]
     step = run.join("new", slot="pod-1")
     assert refusal(run, "old").why == "old id old: replaced by new id new in the same place"
-    assert set(run.state.fenced) == {"old"}
+    assert refusal(run, "old").refusal is Refusal.REPLACED
+    assert set(run.state.fenced) == run.state.replaced == {"old"}
     expected = "candidates" if place == "participants" else place
     assert "new" in run.places()[expected]
     assert step.messages
+
+
+def test_i1_one_that_was_replaced_is_refused_for_good() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("a", slot="s0")
+    run.join("b", slot="s0")
+    again = run.join("a", slot="s0")
+    assert refusal(run, "a").refusal is Refusal.REPLACED
+    assert "b" in {**again.state.waiting, **again.state.candidates}
 
 
 def test_i1_n1_a_replacement_waits_where_the_old_one_waited_before_any_spare() -> None:

@@ -38,18 +38,22 @@ def test_p1_all_who_work_with_it_are_told_and_nothing_else_changes() -> None:
     )
 
 
-def test_p1_the_same_word_again_changes_nothing_another_one_is_told() -> None:
+def test_p1_of_two_notices_the_sooner_holds_and_the_other_changes_nothing() -> None:
     run = sealed("node1", "node2")
-    run.do(SPOT)
-    unchanged(run, SPOT)
-    unchanged(run, Notify("node2", "spot machine", seconds=3.0))  # its time runs already
-    run.do(Notify("node2", "maintenance", "alice"))
-    assert run.sent("node1") == [
-        NoticeGiven(1, 1, "node2", "node2 pid 2", "maintenance", "alice", None)
-    ]
-    unchanged(run, Notify("node2", "maintenance", "alice"))
     run.do(Notify("node2", "maintenance", "bob"))
-    assert [m.by for m in run.sent("node2") if isinstance(m, NoticeGiven)] == ["bob"]
+    unchanged(run, Notify("node2", "maintenance", "bob"))
+    run.do(SPOT)
+    assert run.sent("node1")[-1] == GIVEN
+    unchanged(run, SPOT)
+    unchanged(run, Notify("node2", "maintenance", "alice"))
+    unchanged(run, Notify("node2", "maintenance", "alice", seconds=30.0))
+    assert run.step.reason.startswith(
+        "not sooner than the notice that stands: node2 pid 2 will leave: spot machine, in 25 s"
+    )
+    run.do(Notify("node2", "spot machine", seconds=3.0))
+    given = [m.seconds for m in run.sent("node1") if isinstance(m, NoticeGiven)]
+    assert given[-1] == 3.0
+    assert run.state.notices["node2"].seconds == 3.0
 
 
 def test_p1_without_a_reason_there_is_one() -> None:

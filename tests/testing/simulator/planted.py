@@ -153,13 +153,13 @@ def gaps_count_as_silence(patch: Patch) -> None:
 
 
 def told_before_stored(patch: Patch) -> None:
-    patch.setattr(Scribe, "hold", lambda self, reader, data: reader.release(data))
+    patch.setattr(Scribe, "hold", lambda self, reader, data, aside=False: reader.release(data))
 
 
 def readers_do_not_wait(patch: Patch) -> None:
-    def hold(self: Scribe, reader: Any, data: bytes) -> None:
+    def hold(self: Scribe, reader: Any, data: bytes, aside: bool = False) -> None:
         if self._marked or self._gathered:
-            self._gathered.append((reader, data))
+            self._gathered.append((reader, data, aside))
         else:
             reader.release(data)
 

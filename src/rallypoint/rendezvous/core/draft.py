@@ -6,7 +6,7 @@ A batch of a thousand joins costs one copy of the places, not a thousand; nobody
 
 from collections.abc import Iterable
 
-from rallypoint.rendezvous.core.events import Message, Refusal, Refused, Send
+from rallypoint.rendezvous.core.events import Message, Refusal, Refused, Send, shut_out_as
 from rallypoint.rendezvous.core.marks import Exclusion, Notice, Strike
 from rallypoint.rendezvous.core.state import (
     FENCED_LIMIT,
@@ -48,6 +48,7 @@ class Draft:
         self.exclusions: tuple[Exclusion, ...] = state.exclusions
         self.exclusion_count = state.exclusion_count
         self.strikes: tuple[Strike, ...] = state.strikes
+        self.replaced: set[NodeId] = set(state.replaced)
         self.messages: list[Send] = []
         self.note = ""
         self._slots: dict[str, NodeId] | None = None
@@ -77,6 +78,7 @@ class Draft:
             exclusions=self.exclusions,
             exclusion_count=self.exclusion_count,
             strikes=self.strikes,
+            replaced=frozenset(self.replaced),
         )
 
     @property
@@ -94,12 +96,17 @@ class Draft:
         self.note = f"refused {node[:8]}: {why}"
         self.send((node,), Refused(refusal, why, self.incarnation, self.round))
 
-    def fence(self, node: NodeId, why: str) -> None:
-        """Shut a node's id out for good, and tell it (rule L2)."""
+    def fence(self, node: NodeId, why: str, replaced: bool = False) -> None:
+        """Shut a node's id out for good, and tell it (rules L2, I1)."""
         self.fenced[node] = why
+        if replaced:
+            self.replaced.add(node)
         while len(self.fenced) > FENCED_LIMIT:
-            del self.fenced[next(iter(self.fenced))]
-        self.send((node,), Refused(Refusal.FENCED, why, self.incarnation, self.round))
+            oldest = next(iter(self.fenced))
+            del self.fenced[oldest]
+            self.replaced.discard(oldest)
+        refusal = shut_out_as(node, self.replaced)
+        self.send((node,), Refused(refusal, why, self.incarnation, self.round))
 
     def live(self) -> list[NodeId]:
         """Return the ids of all live nodes."""

@@ -6,6 +6,7 @@ and the ends of timers). An event from a node names the incarnation and round th
 knows, so one that comes late is recognised (E1).
 """
 
+from collections.abc import Set
 from enum import StrEnum
 
 import msgspec
@@ -266,6 +267,12 @@ class NoticeGiven(_Value, frozen=True, tag=True):
     seconds: float | None = None
 
 
+class SettingsHeld(_Value, frozen=True, tag=True):
+    """To a newcomer: it is in, but the run was opened with other values than it gave."""
+
+    why: str
+
+
 class RunClosed(_Value, frozen=True, tag=True):
     """To every live node: the incarnation has ended; `failures`: the first one first."""
 
@@ -290,9 +297,18 @@ class Refusal(StrEnum):
     SETTINGS = "settings"
     NODE_RANK = "node-rank"
     FENCED = "fenced"
+    REPLACED = "replaced"  # fenced, and another node has its place: it must not come back
     EXCLUDED = "excluded"
     STALE = "stale"
     TOKEN = "token"  # noqa: S105 - what this client's token does not allow
+
+
+SHUT_OUT = (Refusal.FENCED, Refusal.REPLACED)  # for good, under this id
+
+
+def shut_out_as(node: NodeId, replaced: Set[NodeId]) -> Refusal:
+    """Return how a fenced node is told of it: a replaced one must not come back (I1)."""
+    return Refusal.REPLACED if node in replaced else Refusal.FENCED
 
 
 class Refused(_Value, frozen=True, tag=True):
@@ -311,7 +327,10 @@ class Refused(_Value, frozen=True, tag=True):
         return self.verdict is Verdict.FINISHED
 
 
-Message = RoundSealed | RoundOpened | Parked | WaitingChanged | NoticeGiven | RunClosed | Refused
+Message = (
+    RoundSealed | RoundOpened | Parked | WaitingChanged | NoticeGiven | SettingsHeld
+    | RunClosed | Refused
+)  # fmt: skip
 
 
 class Send(_Value, frozen=True):

@@ -7,6 +7,8 @@ waited for, and which setting ends the wait.
 from collections.abc import Collection
 from itertools import islice
 
+import msgspec
+
 from rallypoint.rendezvous.core.ranks import natural_key
 from rallypoint.rendezvous.core.state import (
     PLACES,
@@ -21,6 +23,18 @@ from rallypoint.rendezvous.core.state import (
 )
 
 NAMES_SHOWN = 5
+_SETTINGS = {  # what may differ between nodes (J6: the bounds may not), by parameter
+    "target_nodes": "target_nodes",
+    "max_restarts": "max_restarts",
+    "last_call_seconds": "last_call",
+    "lease_seconds": "lease",
+    "grace_seconds": "disconnect_grace",
+    "replacement_seconds": "replacement_wait",
+    "rejoin_seconds": "rejoin_timeout",
+    "steady_seconds": "steady_after",
+    "quarantine_failures": "quarantine_failures",
+    "quarantine_seconds": "quarantine_time",
+}
 _PHASE_NAMES = {
     Gathering: "gathering",
     LastCall: "last call",
@@ -101,6 +115,23 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
         text += f"; last call for up to {goal_of(settings) - have} more"
         return text + f" (last_call={settings.last_call_seconds:g} s)"
     return text + f"; waiting for a replacement (replacement_wait={settings.replacement_seconds:g})"
+
+
+def differences(held: Settings, asked: Settings) -> str:
+    """Return which settings of a run hold against those that a newcomer gave, "" if all agree."""
+    if held == asked:
+        return ""
+    known, given = (msgspec.structs.asdict(each) for each in (held, asked))
+    other = [
+        f"{text}={_shown(known[name])} (not {_shown(given[name])})"
+        for name, text in _SETTINGS.items()
+        if known[name] != given[name]
+    ]
+    return ", ".join(other) + ", which holds for all nodes" if other else ""
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
 
 
 def goal_of(settings: Settings) -> int:

@@ -28,8 +28,8 @@ def lost(d: Draft, e: Lost) -> None:
 
 
 def lose(d: Draft, node: Node, why: str, replaced: bool = False) -> None:
-    """Take a live node out as lost, and fence it (L1, L2)."""
-    d.fence(node.id, f"{node.label}: {why}")
+    """Take a live node out as lost, and fence it (L1, L2, I1)."""
+    d.fence(node.id, f"{node.label}: {why}", replaced)
     remove(d, node.id, f"{node.label} was lost: {why}", lost=True, replaced=replaced)
 
 

@@ -6,7 +6,7 @@ asked in one place, `rounds.settle`.
 
 import msgspec
 
-from rallypoint.rendezvous.core import exclusion, notices, ranks
+from rallypoint.rendezvous.core import exclusion, explain, notices, ranks
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import (
     Join,
@@ -14,7 +14,9 @@ from rallypoint.rendezvous.core.events import (
     Refusal,
     Refused,
     RoundSealed,
+    SettingsHeld,
     WaitingChanged,
+    shut_out_as,
 )
 from rallypoint.rendezvous.core.explain import closed_sentence
 from rallypoint.rendezvous.core.going import lose, mark
@@ -39,7 +41,7 @@ def join(d: Draft, e: Join) -> None:
     """A node asks for the next round (J1, J6, N1, N2, L2, C1, E1, H1, I1)."""
     node = e.node
     if why := d.fenced.get(node.id):  # L2: before anything else
-        d.refuse(node.id, Refusal.FENCED, why)
+        d.refuse(node.id, shut_out_as(node.id, d.replaced), why)
         return
     phase = d.phase
     if isinstance(phase, Closed) and not e.new_incarnation:
@@ -52,6 +54,7 @@ def join(d: Draft, e: Join) -> None:
     if d.place_of(node.id) is not None:
         _join_again(d, e)
     elif _welcome(d, e):
+        _tell_settings(d, e)
         _join_anew(d, e)
 
 
@@ -125,6 +128,11 @@ def _welcome(d: Draft, e: Join) -> bool:
         d.refuse(node.id, Refusal.SETTINGS, why)
         return False
     return True
+
+
+def _tell_settings(d: Draft, e: Join) -> None:
+    if d.settings is not None and (why := explain.differences(d.settings, e.settings)):
+        d.send((e.node.id,), SettingsHeld(f"the run was opened by {d.opened_by} with {why}"))
 
 
 def _join_anew(d: Draft, e: Join) -> None:

@@ -2,7 +2,7 @@
 
 A notice changes no round: the workers go on, save at the step that they agree on, and then the
 node leaves in good order (L1). It stands until the node has gone or the round is over; whoever
-joins the round or resumes is told of those that stand.
+joins the round or resumes is told of those that stand. Of two notices of a node the sooner holds.
 """
 
 from collections.abc import Collection
@@ -16,20 +16,27 @@ UNSAID = "it was asked to"
 
 
 def notify(d: Draft, e: Notify) -> None:
-    """A live node will leave (P1); the same word again changes nothing."""
+    """A live node will leave (P1); a later word holds only if it leaves less time."""
     place = d.place_of(e.node)
     if place is None or place is d.finished:
         return
     label = place[e.node].node.label
     notice = Notice(e.node, label, e.why or UNSAID, e.by or label, e.seconds)
     known = d.notices.get(e.node)
-    if known is not None and (known.why, known.by) == (notice.why, notice.by):
-        return  # its seconds run since it was given first
+    if known is not None and not _is_sooner(notice, known):
+        d.note = f"not sooner than the notice that stands: {known.sentence}"
+        return  # whose seconds run already
     d.notices = {**d.notices, e.node: notice}
     d.note = notice.sentence
     works = place is d.participants or place is d.candidates
     peers = [*d.participants, *d.candidates] if works else [e.node]
     d.send(peers, _given(notice, d.incarnation, d.round))
+
+
+def _is_sooner(notice: Notice, known: Notice) -> bool:
+    if notice.seconds is None:
+        return False
+    return known.seconds is None or notice.seconds < known.seconds
 
 
 def tell_standing(d: Draft, to: Collection[NodeId]) -> None:

@@ -286,6 +286,7 @@ class State(_Value, frozen=True):
         exclusions: those that stand, oldest first; they outlive incarnations (rule H1).
         exclusion_count: how many there were.
         strikes: failing rounds of the last `QUARANTINE_ROUNDS`, by who ended them.
+        replaced: those that are fenced because another node has their slot or rank (rule I1).
     """
 
     run_id: str
@@ -309,6 +310,7 @@ class State(_Value, frozen=True):
     exclusions: tuple[Exclusion, ...] = ()
     exclusion_count: int = 0
     strikes: tuple[Strike, ...] = ()
+    replaced: frozenset[NodeId] = frozenset()
 
 
 PLACES = ("candidates", "participants", "waiting", "spares", "finished")

@@ -30,7 +30,6 @@ class HostedNode(Agent):
         super().__init__(world, host, number)
         lease = world.plan.settings.lease_seconds
         self.session = NodeSession(world, self.process, lease, self._changed)
-        self._seated = False  # the handler has a seat of its present id
         self._comes_again = False  # as another, if it turns out that it is fenced
         self._why = ""
         self._waits = False  # a join is under way
@@ -53,11 +52,9 @@ class HostedNode(Agent):
     def join(self, why: str) -> None:
         """See the base."""
         self._why, self._waits = why, True
-        if self.session.view.fenced is not None:
-            self._seated = False
-            if is_lost(self.session.view):  # L2
-                self.new_id()
-        self._comes_again = self._seated or not self.world.plan.slots
+        if is_lost(self.session.view):  # L2; who was replaced is refused (I1)
+            self.new_id()
+        self._comes_again = True
         self._ask()
         limit = self.world.plan.join_seconds
         self.process.call_later(limit, self._timed_out, self.asking)
@@ -94,7 +91,6 @@ class HostedNode(Agent):
         elif refused is not None:
             self._refused(refused)
         elif view.assignment is not None:
-            self._seated = True
             self._answer(events.Sealed(view.assignment))
 
     def _refused(self, refused: Refused) -> None:
@@ -105,7 +101,7 @@ class HostedNode(Agent):
             self._answer(events.JoinFailed(kind, refused.why))
         elif self._comes_again and is_lost(session.view):
             self.new_id()
-            self._seated = self._comes_again = False
+            self._comes_again = False
             self._ask()
         else:
             self._answer(events.JoinFailed(events.JoinError.REFUSED, refused.why))

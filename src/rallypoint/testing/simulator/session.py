@@ -12,7 +12,7 @@ import msgspec
 
 from rallypoint.rendezvous import dialogue, wire
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import Join, Refusal, Refused
+from rallypoint.rendezvous.core.events import SHUT_OUT, Join, Refused
 from rallypoint.store import protocol as p
 from rallypoint.testing.simulator.clockwork import Handle, Process
 
@@ -244,7 +244,7 @@ class NodeSession(Client):
         if isinstance(body, wire.Push):
             message = body.message
             self.world.told(self, message)
-            if isinstance(message, Refused) and message.refusal is not Refusal.FENCED:
+            if isinstance(message, Refused) and message.refusal not in SHUT_OUT:
                 self.refused = message
                 self._changed(self.view)
             self.update(wire.told(self.view, message))

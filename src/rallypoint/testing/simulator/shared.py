@@ -85,7 +85,7 @@ class SharedNode(Agent):
         self._deadline = Deadline(0.0, self.process.time)
         self._why = ""
         self._waits = False
-        self._seated = self._comes_again = False  # as in `hosted`
+        self._comes_again = False  # as in `hosted`
         self._ticking = False
         self._again = False
         self._failures = 0
@@ -133,11 +133,9 @@ class SharedNode(Agent):
         """See the base."""
         self._why, self._waits = why, True
         self._deadline = Deadline(self.world.plan.join_seconds, self.process.time)
-        if self.view().fenced is not None:
-            self._seated = False
-            if is_lost(self.view()):
-                self.new_id()
-        self._comes_again = self._seated or not self.world.plan.slots
+        if is_lost(self.view()):
+            self.new_id()
+        self._comes_again = True
         self.process.call_later(self.world.plan.join_seconds, self._timed_out, self.asking)
         self._ask()
 
@@ -171,7 +169,7 @@ class SharedNode(Agent):
             self._failed(error)
             return
         if seat is not None:
-            self._waits, self._seated = False, True
+            self._waits = False
             self.put(events.Sealed(seat))
         elif self.view().opened is not None:
             self._ask()
@@ -181,7 +179,7 @@ class SharedNode(Agent):
             return
         if self._comes_again and is_lost(self.view()):
             self.new_id()
-            self._seated = self._comes_again = False
+            self._comes_again = False
             self.process.soon(self._ask)
             return
         self._waits = False
@@ -195,7 +193,7 @@ class SharedNode(Agent):
 
             def give_up() -> None:
                 seat = self.coordinator._give_up(node, self._deadline)
-                self._waits, self._seated = False, True
+                self._waits = False
                 self.world.truth.left.discard(self.node_id)
                 self.put(events.Sealed(seat))
 
