@@ -12,11 +12,15 @@ from rallypoint.server.options import Options
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hangups_end_programs() -> Iterator[None]:
-    """Let SIGHUP end what tests start, also where they themselves run under nohup."""
+def signals_end_programs() -> Iterator[None]:
+    """Let signals end what tests start, also under nohup or in a shell's background."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture(scope="session")

@@ -303,11 +303,11 @@ def test_a_second_run_on_the_same_port_is_apart(make: Make, server: EmbeddedServ
 def test_another_token_or_version_is_refused_with_a_reason(
     make: Make, serve: Callable[..., EmbeddedServer]
 ) -> None:
-    server = serve(token=b"of the first")
+    server = serve(token=b"of-the-first")
     where = f"127.0.0.1:{server.port}"
-    first = make(where, 1, 1, "one", token="of the first", is_host=False)
+    first = make(where, 1, 1, "one", token="of-the-first", is_host=False)
     first.next_rendezvous()
-    for config in ({"token": "of the second"}, {}):
+    for config in ({"token": "of-the-second"}, {}):
         second = make(where, 1, 1, "two", is_host=False, **config)
         with pytest.raises(RendezvousConnectionError, match="token"):
             second.next_rendezvous()

@@ -158,7 +158,7 @@ def test_a_node_that_is_asked_to_go_leaves_once_all_have_saved(fleet: Fleet, whe
     else:
         options.append(f"--endpoint={endpoint()}")
     if where == "server with a token":
-        fleet.env["RALLYPOINT_TOKEN"] = "a secret that is long enough to be one"
+        fleet.env["RALLYPOINT_TOKEN"] = "a-secret-that-is-long-enough-to-be-one"
     agents = [asking(fleet, f"node{i}", *options) for i in range(2)]
     seats = [agent.round(2) for agent in agents]
     stays, goes = agents

@@ -118,7 +118,7 @@ def explain_failure(
         f"cannot reach {join_place(*place)} ({resolved_to(addresses)}) after "
         f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}. This machine's "
         f"addresses are {', '.join(own_addresses())}. If the server belongs on this machine, "
-        f"start `rallypoint serve --bind ADDRESS:{place[1]}` "
+        f"start `rallypoint serve --bind ADDRESS:{place[1]}` (a handler: is_host=true) "
         "here; otherwise check the endpoint and start it there"
     )
 

@@ -184,7 +184,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         seconds = dice.uniform(0.05, longest)
         node, back = dice.randrange(nodes + 4), dice.random() < 0.6
         faults.append(Fault(kind, at, node, seconds, back))
-    return Plan(
+    plan = Plan(
         seed=seed,
         nodes=nodes,
         settings=settings,
@@ -202,3 +202,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         admit=dice.choice(["now", "now", "checkpoint", "never"]),
         save_seconds=dice.choice([1.0, 5.0]),
     )
+    # who takes longer to stop than it has to rejoin is lost in each change, and no run settles
+    rejoin = max(settings.rejoin_seconds, plan.stop_seconds + 1.0)
+    settings = msgspec.structs.replace(settings, rejoin_seconds=rejoin)
+    return msgspec.structs.replace(plan, settings=settings)
