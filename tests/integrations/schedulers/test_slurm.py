@@ -78,6 +78,6 @@ def test_a_preempted_job_ends_its_workers_in_good_order(cluster: Cluster, tmp_pa
     until(lambda: not cluster.run("squeue", "-h", "-j", job, check=False), out)
     assert time.monotonic() - began < 15, "well before KillWait"
     text = out.read_text()
-    assert text.count("rallypoint: received SIGTERM") == 2
+    assert text.count("rallypoint: received SIGTERM\n") == 2
     for trouble in ("Traceback", "the guard is gone", "reconnecting", "left without"):
         assert trouble not in text
