@@ -47,3 +47,10 @@ def test_the_end_of_a_run_is_the_same_wherever_a_node_hears_of_it(
 
 def test_a_signal() -> None:
     assert verdicts.of_signal(e.Signal("SIGTERM", 15)) == e.Exit(143, "received SIGTERM")
+
+
+def test_a_fenced_node_may_come_back_but_a_replaced_one_ends() -> None:
+    assert verdicts.of_fence(e.Fenced("was silent")) is None
+    end = verdicts.of_fence(e.Fenced("node-c has its slot", replaced=True))
+    assert end is not None
+    assert (end.code, end.text) == (93, "this node was replaced for good: node-c has its slot")

@@ -35,6 +35,7 @@ from rallypoint.rendezvous.core.events import (
     SteadyOver,
     WaitingChanged,
     assignment,
+    shut_out_as,
 )
 from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Verdict
@@ -111,3 +112,8 @@ def test_messages_round_trip_by_their_tags(message: Message) -> None:
 def test_every_kind_is_listed_here() -> None:
     assert {type(e) for e in EVENTS} == set(Event.__args__)
     assert {type(m) for m in MESSAGES} == set(Message.__args__)
+
+
+def test_i1_a_replaced_node_is_told_that_it_must_not_come_back() -> None:
+    assert shut_out_as("a", {"a"}) is Refusal.REPLACED
+    assert shut_out_as("b", {"a"}) is Refusal.FENCED
