@@ -261,16 +261,6 @@ def test_limits_hold_for_what_waits(space: Keyspace) -> None:
     assert small.is_empty
 
 
-def test_delete_prefix(space: Keyspace) -> None:
-    do(space, p.Set("a/1", b"x"), p.QueuePush("a/2", b"x"), p.Set("b", b""))
-    space.execute(p.Watch("a/1", 1, LATER), "t")
-    assert space.delete_prefix("a/") == 2
-    assert space.execute(p.List(""), "t2") == ["b"]
-    assert space.completed() == [("t", (4, None))]
-    assert space.delete_prefix("") == 1
-    assert (space.is_empty, space.stored_bytes) == (True, 0)
-
-
 # -- against a naive model ------------------------------------------------------------------
 
 KEYS = st.sampled_from(["a", "b", "c"])

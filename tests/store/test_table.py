@@ -177,7 +177,7 @@ def test_a_table_of_a_store_that_was_is_put_back_key_by_key(table: Table) -> Non
         assert entry is not None
         again.put_back(name, *entry)
     assert again.snapshot() == table.snapshot()
-    assert again.used_bytes == table.stored_bytes
+    assert again.stored_bytes == table.stored_bytes
     assert [again.entry(name) for name in ("v", "q")] == [table.entry("v"), table.entry("q")]
     assert again.entry("none") is None
 

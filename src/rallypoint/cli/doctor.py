@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rallypoint.cli.durations import Seconds
+from rallypoint.cli.options import backend_option
 from rallypoint.cli.plan import nodes as parse_nodes
 from rallypoint.cli.sources import SERVER_BACKENDS
 from rallypoint.doctor.examination import Question, cause, examine_all, worst
@@ -58,15 +59,7 @@ Examples:
     envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
     help="The run to look at; the ports of its nodes are tried too.",
 )
-@click.option(
-    "--backend",
-    "--rdzv-backend",
-    "backend",
-    default="core",
-    show_default=True,
-    envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
-    help="core (a server), file, etcd or redis.",
-)
+@backend_option
 @click.option(
     "--nnodes",
     default="",

@@ -241,3 +241,15 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
 def all_options(function: Decorated) -> Decorated:
     """Give a command all options of `run`, in the order in which they are listed here."""
     return functools.reduce(lambda f, option: option(f), reversed(_OPTIONS), function)
+
+
+# Of the commands that look at a run, wherever its state is.
+backend_option = click.option(
+    "--backend",
+    "--rdzv-backend",
+    "backend",
+    default="core",
+    show_default=True,
+    envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
+    help="core (a server), file, etcd or redis.",
+)

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from rallypoint.cli.durations import Seconds
+from rallypoint.cli.options import backend_option
 from rallypoint.cli.sources import Source, open_source
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
@@ -78,11 +79,7 @@ _WHERE = (
         envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"], metavar="HOST:PORT",
         help="Where the nodes meet (file: the path that they share).",
     ),
-    click.option(
-        "--backend", "--rdzv-backend", "backend", default="core", show_default=True,
-        envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
-        help="core (a server), file, etcd or redis.",
-    ),
+    backend_option,
     click.option("--token-file", help="File with an admin's token (else RALLYPOINT_TOKEN)."),
     click.option(
         "--timeout", type=Seconds(min_open=True), default=5.0, show_default=True,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from rallypoint.cli.durations import Seconds
+from rallypoint.cli.options import backend_option
 from rallypoint.cli.sources import Source, open_source
 from rallypoint.cli.status_view import picture
 from rallypoint.deadline import Deadline
@@ -51,15 +52,7 @@ Examples:
     envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
     help="The run to show; a server's runs if not given.",
 )
-@click.option(
-    "--backend",
-    "--rdzv-backend",
-    "backend",
-    default="core",
-    show_default=True,
-    envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
-    help="core (a server), file, etcd or redis.",
-)
+@backend_option
 @click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
 @click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.status/1.")
 @click.option("-w", "--watch", is_flag=True, help="Show it live until ^C; with --json, one a line.")

@@ -23,8 +23,6 @@ from rallypoint.deadline import Clock, Deadline
 from rallypoint.errors import StoreError
 from rallypoint.store.engine import Commit, Engine, Entry
 
-DEFAULT_LEASE_SECONDS = 2.0  # the least that etcd grants with its default timing
-
 
 class NotLeadingError(StoreError):
     """The entry of this leader is gone, or another's: its writes are refused."""

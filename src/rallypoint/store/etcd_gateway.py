@@ -43,7 +43,7 @@ _IDLE_CONNECTIONS = 8  # kept for each member; more are made while more are need
 
 # Status codes of gRPC
 INVALID, NOT_FOUND, DENIED, EXHAUSTED = 3, 5, 7, 8
-PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 9, 11, 16
+PRECONDITION, UNAUTHENTICATED = 9, 16
 _TRY_ANOTHER = (1, 4, 13, 14)  # cancelled, deadline exceeded, internal, unavailable
 _NO_SPACE = "NOSPACE"
 _T = TypeVar("_T")

@@ -176,14 +176,6 @@ class Keyspace(Table):
         """How many requests wait."""
         return len(self._parked)
 
-    def delete_prefix(self, prefix: str) -> int:
-        """Delete all keys that begin with `prefix`; return how many there were."""
-        keys = [key for key in self._values if key.startswith(prefix)]
-        for key in keys:
-            self._drop(key)
-        self._settle()
-        return len(keys)
-
     # -- requests that may wait -----------------------------------------------------------
 
     def _get(self, request: p.Get, token: Hashable) -> Any:

@@ -120,11 +120,6 @@ class Table:
             "deleted": [[key, version] for key, version in self._deleted.items()],
         }
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes that count against the limit."""
-        return self._bytes
-
     @classmethod
     def restore(cls, data: dict[str, Any], limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Self:
         """Return a keyspace with the keys of a `snapshot`."""
