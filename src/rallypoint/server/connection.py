@@ -16,11 +16,11 @@ import msgspec
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.core.events import Join
 from rallypoint.rendezvous.core.state import NodeId
-from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.server import audit
 from rallypoint.server.arrivals import LONG_BYTES
 from rallypoint.server.gate import Allowance, stranger
 from rallypoint.server.handshake import Handshake
+from rallypoint.server.status import visible
 from rallypoint.store import protocol as p
 from rallypoint.store.keyring import EVERYTHING
 
@@ -184,20 +184,27 @@ class Connection(asyncio.Protocol):
         A long frame comes in many pieces: they are added to one buffer, which is copied only
         once the frame is whole.
         """
-        if self._ended:
-            return  # read and let go, so that our last words are not lost in a reset
-        server, buffer, size = self.server, self._buffer, len(data)
+        if self._ended:  # read and let go, so that our last words are not lost in a reset
+            return
+        server, size = self.server, len(data)
         self.heard_at = server.loop.time()
         server.bytes_in += size
-        whole = not buffer and size >= 4 and _header(data)[0] == size - 4
-        if whole and self._space is not None and size <= server.options.frame_limit:
+        if (
+            self._space is not None
+            and not self._buffer
+            and 4 <= size <= server.options.frame_limit
+            and _header(data)[0] == size - 4
+        ):
             self._frame(data[4:])  # usual: one frame, as it was sent
-            return
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        server, buffer = self.server, self._buffer
+        view: bytes | bytearray = data
         if buffer:
             buffer += data
-            view: bytes | bytearray = buffer
-        else:
-            view = data
+            view = buffer
         start, size = 0, len(view)
         while size - start >= 4:
             length = int.from_bytes(view[start : start + 4], "big")
@@ -266,10 +273,12 @@ class Connection(asyncio.Protocol):
         """Handle one frame; return False once the connection is closed."""
         self.server.requests += 1
         try:
-            if self._space is not None:
-                self._body(_bodies.decode(body), len(body))
-            else:
+            if self._space is None:
                 self.shake(_handshake.decode(body))
+            elif type(message := _bodies.decode(body)) is p.Call:
+                self._call(message)
+            else:
+                self._message(message, len(body))
         except msgspec.DecodeError as error:
             self.goodbye(p.GOODBYE_PROTOCOL, f"a frame that is not ours: {error}")
         except Exception as error:  # a bug; faults of runs and stores do not come up to here
@@ -313,18 +322,18 @@ class Connection(asyncio.Protocol):
         older.abort()
         return older is former
 
-    def _body(self, body: Any, size: int) -> None:
-        kind = type(body)
-        hello, space = self._hello, self._space
-        if hello is None or space is None:
+    def _call(self, call: p.Call) -> None:
+        if not self._rights.store:
+            why = f"{self._rights.who} may only look, not use the store"
+            self.send(p.frame(p.Failure(call.id, p.FAIL_DENIED, why)))
+        elif self._space is not None and self._hello is not None:
+            self._space.call(self._hello.client, call)
+
+    def _message(self, body: Any, size: int) -> None:
+        kind, hello = type(body), self._hello
+        if hello is None:
             return
-        if kind is p.Call:
-            if self._rights.store:
-                space.call(hello.client, body)
-            else:
-                why = f"{self._rights.who} may only look, not use the store"
-                self.send(p.frame(p.Failure(body.id, p.FAIL_DENIED, why)))
-        elif kind is wire.Beat:
+        if kind is wire.Beat:
             self.send_at_once(_ALIVE)
         elif kind is p.Bye:
             self._bye = True
@@ -367,9 +376,8 @@ class Connection(asyncio.Protocol):
         self._run_of(run_id).ask(self, wire.Ask(ask.id, event))
 
     def _may_join(self) -> bool:
-        now = self.server.loop.time()
+        options, now = self.server.options, self.server.loop.time()
         if self._joins is None:
-            options = self.server.options
             self._joins = Allowance(options.joins_per_second, options.joins_at_once, now)
         return self._joins.take(now)
 
@@ -384,14 +392,7 @@ class Connection(asyncio.Protocol):
         server = self.server
         run = server.runs.get(run_id)
         if inquiry.server:
-            return wire.Answer(inquiry.id, server=self._visible(server.status()))
+            return wire.Answer(inquiry.id, server=visible(server.status(), self._rights))
         if inquiry.seats:
             return wire.Answer(inquiry.id, seats=() if run is None else run.seats())
         return wire.Answer(inquiry.id, report=server.report(run_id, inquiry.brief))
-
-    def _visible(self, status: ServerStatus) -> ServerStatus:
-        """Leave out the runs that this client's token does not reach."""
-        if self._rights.run is None:
-            return status
-        runs = tuple(run for run in status.runs if self._rights.reaches(run.run_id))
-        return msgspec.structs.replace(status, runs=runs, run_count=len(runs))

@@ -28,6 +28,8 @@ GONE_KEPT = 10_000  # clients that went without a word; more than that, and the 
 RESULT_BYTES = 100  # of a kept answer, beside its own bytes
 LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take; who asks for more waits so
 _WAITING = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)
+_MAY_WAIT = frozenset(_WAITING)
+_NAMES_KEYS = (p.Wait, p.MultiGet)
 _REPEATABLE = frozenset(p.REPEATABLE)
 
 
@@ -61,13 +63,22 @@ class Client:
     `record` numbers it among those that the server of epoch `since` has made.
     """
 
-    __slots__ = ("gone_at", "parked", "peer", "record", "result_bytes", "results", "since")
+    __slots__ = (
+        "gone_at",
+        "newest",
+        "parked",
+        "peer",
+        "record",
+        "result_bytes",
+        "results",
+        "since",
+    )
 
     def __init__(self, since: int, record: int) -> None:
         self.since, self.record = since, record
         self.peer: Peer | None = None
         self.results: dict[int, bytes] = {}
-        self.result_bytes = 0
+        self.result_bytes = self.newest = 0
         self.parked: dict[int, tuple[asyncio.TimerHandle, p.StoreRequest]] = {}
         self.gone_at: float | None = None
 
@@ -75,9 +86,21 @@ class Client:
         """Keep an answer until it is acknowledged."""
         self.results[call_id] = data
         self.result_bytes += len(data) + RESULT_BYTES
+        if call_id > self.newest:
+            self.newest = call_id
 
-    def drop(self, call_id: int) -> None:
-        """Let go of an answer, if it is kept."""
+    def let_go(self, call: p.Call) -> None:
+        """Let go of the answers that the client has, as it says with its next call."""
+        if self.newest < call.low:
+            self.results.clear()
+            self.result_bytes = 0
+            return
+        for number in [number for number in self.results if number < call.low]:
+            self._drop(number)
+        for number in call.acked:
+            self._drop(number)
+
+    def _drop(self, call_id: int) -> None:
         data = self.results.pop(call_id, None)
         if data is not None:
             self.result_bytes -= len(data) + RESULT_BYTES
@@ -198,13 +221,9 @@ class Space:
         client = self.clients.get(client_id)
         if client is None:
             return  # another connection of this client has said goodbye for good
-        results = client.results
-        if results:
-            for answered in [number for number in results if number < call.low]:
-                client.drop(answered)
-            for answered in call.acked:
-                client.drop(answered)
-            known = results.get(call.id)
+        if client.results:
+            client.let_go(call)
+            known = client.results.get(call.id)
             if known is not None:
                 self._answer(client, known)
                 return
@@ -216,14 +235,15 @@ class Space:
     @guarded
     def _execute(self, client_id: bytes, client: Client, call: p.Call) -> None:
         self.calls += 1
-        request = call.request
-        if self.notes is not None and self.notes.trouble and not isinstance(request, p.REPEATABLE):
+        request, kind = call.request, type(call.request)
+        if self.notes is not None and self.notes.trouble and kind not in _REPEATABLE:
             if client.peer is not None:  # what is held waits for room; this need not
                 refusal = _failure(call.id, StoreLimitError(self.notes.trouble))
                 client.peer.send_at_once(refusal)
             return
         try:
-            self._check_room(client, request)
+            if kind in _MAY_WAIT or client.result_bytes > self._results_limit:
+                self._check_room(client, request)
             result = self.keys.execute(request, (client_id, call.id))
         except StoreError as error:
             self._answer(client, _failure(call.id, error))
@@ -232,11 +252,13 @@ class Space:
             self._park(client_id, client, call.id, request)
         else:
             data = self._reply(call.id, result)
-            if type(request) not in _REPEATABLE:
+            if kind not in _REPEATABLE:
                 client.keep(call.id, data)
                 self._note(client_id)
-            self._answer(client, data)
-        self._complete()
+            if client.peer is not None:
+                client.peer.send(data)
+        if self.keys.done:
+            self._complete()
 
     def fail(self, why: str) -> None:
         """Answer nothing any more, those who wait included: what is kept may be wrong."""
@@ -259,7 +281,10 @@ class Space:
             raise StoreLimitError(
                 f"the store has its limit of {self._waiters_limit} waiting calls (waiters_limit)"
             )
-        if self._named_bytes + _named_bytes(request) > self._limit_bytes:
+        if (
+            isinstance(request, _NAMES_KEYS)
+            and self._named_bytes + _named_bytes(request) > self._limit_bytes
+        ):
             raise StoreLimitError(
                 f"the waiting calls name more than {self._limit_bytes} bytes of keys (store_limit)"
             )
@@ -314,13 +339,13 @@ class Space:
 
     def _reply(self, call_id: int, result: object) -> bytes:
         data = p.frame(p.Reply(call_id, result))
-        if len(data) <= self._frame_limit:
-            return data
-        text = (
-            f"an answer of {len(data)} bytes is above the limit of {self._frame_limit} bytes; "
-            "ask for fewer keys at a time"
-        )
-        return _failure(call_id, StoreLimitError(text))
+        if len(data) > self._frame_limit:
+            text = (
+                f"an answer of {len(data)} bytes is above the limit of {self._frame_limit} bytes; "
+                "ask for fewer keys at a time"
+            )
+            return _failure(call_id, StoreLimitError(text))
+        return data
 
     @staticmethod
     def _answer(client: Client, data: bytes) -> None:
@@ -330,7 +355,7 @@ class Space:
 
 def _named_bytes(request: p.StoreRequest) -> int:
     """Return what a waiting call takes for the keys that it names."""
-    if isinstance(request, p.Wait | p.MultiGet):
+    if isinstance(request, _NAMES_KEYS):
         return sum(map(len, request.keys)) + ENTRY_BYTES * len(request.keys)
     return 0  # a single key has its own limit, a group's value is counted by the keyspace
 

@@ -5,6 +5,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 
 from rallypoint import __version__
@@ -12,6 +13,7 @@ from rallypoint.rendezvous.core import explain
 from rallypoint.rendezvous.core.state import PLACES, State, round_number
 from rallypoint.rendezvous.status import RunLine, ServerStatus
 from rallypoint.store import protocol as p
+from rallypoint.store.keyring import Rights
 
 if TYPE_CHECKING:
     from rallypoint.server.runs import RunHost
@@ -46,6 +48,14 @@ def server_status(server: "Server") -> ServerStatus:
         role=server.role,
         durable=None if server.keeper is None else server.keeper.scribe.durability(),
     )
+
+
+def visible(status: ServerStatus, rights: Rights) -> ServerStatus:
+    """Leave out the runs that a client's token does not reach."""
+    if rights.run is None:
+        return status
+    runs = tuple(run for run in status.runs if rights.reaches(run.run_id))
+    return msgspec.structs.replace(status, runs=runs, run_count=len(runs))
 
 
 def newest_runs(server: "Server", limit: int) -> "list[RunHost]":

@@ -95,7 +95,7 @@ class Keyspace(Table):
         self._parked: dict[Hashable, _Waiter] = {}
         self._arrivals = 0
         self.groups = Groups()
-        self._done: list[tuple[int, Hashable, Any]] = []
+        self.done: list[tuple[int, Hashable, Any]] = []  # for `completed` to fetch
         self._methods |= {
             p.Get: self._get,
             p.Wait: self._wait,
@@ -121,9 +121,9 @@ class Keyspace(Table):
 
     def completed(self) -> list[tuple[Hashable, Any]]:
         """Return (token, result) of the parked requests answered so far, by arrival; once."""
-        if not self._done:
+        if not self.done:
             return []
-        done, self._done = self._done, []
+        done, self.done = self.done, []
         done.sort(key=itemgetter(0))
         return [(token, result) for _, token, result in done]
 
@@ -326,7 +326,7 @@ class Keyspace(Table):
 
     def _finish(self, waiter: _Waiter, result: Any) -> None:
         del self._parked[waiter.token]
-        self._done.append((waiter.order, waiter.token, result))
+        self.done.append((waiter.order, waiter.token, result))
 
     def _lacks(self, kind: type, key: str) -> bool:
         value = self._values.get(key)

@@ -111,6 +111,8 @@ class Link:
             data = self._read_in_time()
             if data is None:
                 return []
+            if not self._buffer and len(data) >= 4 and _header(data)[0] == len(data) - 4:
+                return [data[4:]]  # one whole frame: usual
             if bodies := self._split(data):
                 return bodies
 
@@ -143,9 +145,7 @@ class Link:
 
         A long frame comes in many pieces, and is copied once it is whole.
         """
-        buffer, size = self._buffer, len(data)
-        if not buffer and size >= 4 and _header(data)[0] == size - 4:
-            return [data[4:]]  # one whole frame: usual
+        buffer = self._buffer
         bodies: list[bytes] = []
         start = 0
         view: bytes | bytearray = data

@@ -33,15 +33,13 @@ from rallypoint.errors import (
 )
 from rallypoint.store import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
-from rallypoint.store.failures import error_of
 from rallypoint.store.hosting import HostedServer, start_for_store
 from rallypoint.store.link import Link, NotOurProtocolError, Target, goodbye_error, open_link
 from rallypoint.store.places import servers
-from rallypoint.store.slot import Slot
+from rallypoint.store.slot import ANSWER_MARGIN_SECONDS, Slot
 from rallypoint.store.tls import TLS, read_tls
 from rallypoint.store.token import read_token
 
-ANSWER_MARGIN_SECONDS = 10.0  # beyond the call's own limit, for a server that is held up
 BYE_SECONDS = 1.0  # what `close` waits for a frame that is being sent
 LOOK_SECONDS = 3.0  # how often a blocked leader looks at its deadline, and for signs of life
 _BEAT = p.frame(p.Beat())
@@ -177,17 +175,15 @@ class TCPStore(Store):
     def _call(self, request: p.StoreRequest, timeout: float) -> Any:
         if self._pid != os.getpid():
             raise self._unusable()
-        slot = Slot(request, timeout + ANSWER_MARGIN_SECONDS)
+        slot = Slot(request, timeout)
         with self._lock:
             if self._closed:
                 raise self._unusable()
-            slot.id = self._last_id = self._last_id + 1
-            self._slots[slot.id] = slot
-            link, data = self._link, self._frame(slot)
-            if len(self._slots) == 1:  # alone: no answer is under way that somebody must read
-                self._leading = slot.leads = True
+            link, data = self._link, self._enter(slot)
         try:
-            self._send(link, data, slot)
+            with self._sending:
+                if slot.answer is None:
+                    self._send(link, data)
             if not slot.leads:
                 self._line_up(slot)
             if slot.leads:
@@ -199,7 +195,36 @@ class TCPStore(Store):
         finally:
             with self._lock:
                 self._end(slot)
-        return self._result(slot, timeout)
+        answer = slot.answer
+        if type(answer) is p.Reply:
+            return answer.result
+        raise slot.error(self.target.where)
+
+    def _enter(self, slot: Slot) -> bytes:
+        """Take in a new call; return it as a frame."""
+        slots = self._slots
+        acked: tuple[int, ...] = ()
+        slot.id = low = self._last_id = self._last_id + 1
+        if slots:
+            low = next(iter(slots))
+            acked, self._acked = tuple(self._acked), []
+        data = p.frame(p.Call(slot.id, low, slot.request, acked))
+        if len(data) > p.FRAME_LIMIT:
+            raise StoreLimitError(
+                f"{type(slot.request).__name__} of {len(data)} bytes is above the limit of "
+                f"{p.FRAME_LIMIT} bytes a call; split the value"
+            )
+        if not slots:  # alone: no answer is under way that somebody must read
+            self._leading = slot.leads = True
+        slots[slot.id] = slot
+        return data
+
+    @staticmethod
+    def _send(link: Link, data: bytes) -> None:
+        try:
+            link.send(data)
+        except StoreConnectionError:
+            link.interrupt()  # the reader, this thread or another, sees and reconnects
 
     def _line_up(self, slot: Slot) -> None:
         """Lead, or wait until who leads has the answer or passes the lead on."""
@@ -213,37 +238,17 @@ class TCPStore(Store):
             slot.woken.acquire()
         slot.woken.acquire(timeout=min(slot.remaining(), threading.TIMEOUT_MAX))
 
-    def _frame(self, slot: Slot) -> bytes:
-        """Return a new call as a frame; `_slots` holds it already."""
-        acked: tuple[int, ...] = ()
-        if self._acked:
-            acked, self._acked = tuple(self._acked), []
-        data = p.frame(p.Call(slot.id, next(iter(self._slots)), slot.request, acked))
-        if len(data) <= p.FRAME_LIMIT:
-            return data
-        del self._slots[slot.id]
-        raise StoreLimitError(
-            f"{type(slot.request).__name__} of {len(data)} bytes is above the limit of "
-            f"{p.FRAME_LIMIT} bytes a call; split the value"
-        )
-
-    def _send(self, link: Link, data: bytes, slot: Slot) -> None:
-        with self._sending:
-            if slot.answer is None:
-                try:
-                    link.send(data)
-                except StoreConnectionError:
-                    link.interrupt()  # the reader, this thread or another, sees and reconnects
-
     def _end(self, slot: Slot) -> None:
         slots = self._slots
         del slots[slot.id]
-        if slots and next(iter(slots)) < slot.id and not isinstance(slot.request, p.REPEATABLE):
+        if not slots:
+            self._leading = False
+            return
+        if next(iter(slots)) < slot.id and not isinstance(slot.request, p.REPEATABLE):
             self._acked.append(slot.id)  # an older call holds it back
         if slot.leads:
             self._leading = False
-            if slots:
-                self._pass_lead()
+            self._pass_lead()
 
     def _unusable(self) -> StoreConnectionError:
         if self._closed:
@@ -251,19 +256,6 @@ class TCPStore(Store):
         return StoreConnectionError(
             f"this store of {self.target.where} was made before a fork; use store.clone() made "
             "in the child, or start processes with spawn"
-        )
-
-    def _result(self, slot: Slot, timeout: float) -> Any:
-        answer = slot.answer
-        if type(answer) is p.Reply:
-            return answer.result
-        if isinstance(answer, p.Failure):
-            raise error_of(answer)
-        if isinstance(answer, StoreConnectionError):
-            raise answer
-        raise StoreTimeoutError(
-            f"the server at {self.target.where} did not answer {type(slot.request).__name__} "
-            f"within timeout={timeout:g} s and {ANSWER_MARGIN_SECONDS:g} s more"
         )
 
     def _pass_lead(self) -> None:
@@ -275,18 +267,20 @@ class TCPStore(Store):
 
     def _lead(self, own: Slot) -> None:
         """Read and hand out answers until one's own has come."""
-        while own.waits():
+        while own.answer is None:
             link = self._link
             try:
                 bodies = link.receive()
-                if not bodies:
-                    self._ask_for_life(link)
                 for data in bodies:
                     body = _decoder.decode(data)
                     if type(body) is p.Reply and body.id == own.id:
                         own.answer, self._asked_in = body, None
                     else:
                         self._hand_out(body)
+                if own.answer is None and own.expired():
+                    return
+                if not bodies:
+                    self._ask_for_life(link)
             except NotOurProtocolError as error:  # sent again, it would end in the same way
                 self._fail_all(error)
                 link.close()
@@ -390,11 +384,5 @@ class TCPStore(Store):
                         left = max(0.0, slot.remaining() - ANSWER_MARGIN_SECONDS)
                         again.append(p.frame(p.Call(call_id, low, p.within(slot.request, left))))
                     else:
-                        self._answer(slot, self._in_doubt(slot, error))
+                        self._answer(slot, slot.in_doubt(self.target.where, error))
             return link.send_reading(again, Deadline(own.remaining()))
-
-    def _in_doubt(self, slot: Slot, error: StoreConnectionError) -> StoreConnectionError:
-        return StoreConnectionError(
-            f"{error}; the server that answers at {self.target.where} now does not know this "
-            f"client: whether {type(slot.request).__name__} took effect is not known"
-        )
