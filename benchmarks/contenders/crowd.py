@@ -1,5 +1,11 @@
-"""Threads that stand ready and all begin at once."""
+"""Threads that stand ready and all begin at once.
 
+Each waits at a lock of its own and says nothing when it is done, but for the last one: with a
+condition for all, each would wake, wait for the lock of the others and wake again, and the
+crowd would measure itself (`store.py --parts groups` shows what is left of that).
+"""
+
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -11,40 +17,34 @@ class Crowd:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._round = 0
         self._work: Callable[[int], Any] = lambda i: None
-        self._left = 0
         self._errors: list[BaseException] = []
-        self._gate = threading.Condition()
-        self._all_done = threading.Condition()
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._count = itertools.count(1)
+        self._gates = [threading.Lock() for _ in range(size)]
         self.ends = [0.0] * size
-        for i in range(size):
-            threading.Thread(target=self._serve, args=(i,), daemon=True).start()
+        for index, gate in enumerate(self._gates):
+            gate.acquire()
+            threading.Thread(target=self._serve, args=(index, gate), daemon=True).start()
 
     def run(self, work: Callable[[int], Any]) -> float:
         """Run `work(i)` in each thread; return when the last was done (monotonic seconds)."""
-        self._work, self._left, self._errors = work, self.size, []
-        with self._gate:
-            self._round += 1
-            self._gate.notify_all()
-        with self._all_done:
-            self._all_done.wait_for(lambda: self._left == 0)
+        self._work, self._errors, self._count = work, [], itertools.count(1)
+        for gate in self._gates:
+            gate.release()
+        self._done.acquire()
         if self._errors:
             raise self._errors[0]
         return max(self.ends)
 
-    def _serve(self, index: int) -> None:
-        seen = 0
+    def _serve(self, index: int, gate: threading.Lock) -> None:
         while True:
-            with self._gate:
-                self._gate.wait_for(lambda: self._round != seen)  # noqa: B023 - called at once
-                seen = self._round
+            gate.acquire()
             try:
                 self._work(index)
             except BaseException as error:
                 self._errors.append(error)
             self.ends[index] = time.monotonic()
-            with self._all_done:
-                self._left -= 1
-                if self._left == 0:
-                    self._all_done.notify_all()
+            if next(self._count) == self.size:
+                self._done.release()

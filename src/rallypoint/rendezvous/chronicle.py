@@ -41,6 +41,7 @@ from rallypoint.rendezvous.core.state import (
 ROUNDS_KEPT = 64
 SEATS_KEPT = 4096
 LOST_SHOWN = 8
+FEW = 256  # nodes, of which it is not worth asking whether they are still there
 CAUSES = {
     Cause.LEASE: "lease",
     Cause.DISCONNECT: "disconnect",
@@ -106,6 +107,8 @@ class Chronicle:
     def __init__(self) -> None:
         self.rounds: deque[Entry] = deque(maxlen=ROUNDS_KEPT)
         self.phase_at: float | None = None
+        self._named: deque[Entry] = deque()  # those of `rounds` with a record
+        self._seats = 0  # of these
         self._since: dict[NodeId, float] = {}
         self._cut: dict[NodeId, float] = {}
         self._noticed: dict[NodeId, float] = {}
@@ -210,21 +213,26 @@ class Chronicle:
             return None
         entry.sealed_at, entry.record = now, phase.record
         entry.size, entry.sealed_because = len(phase.record.seats), phase.record.reason
-        self._keep_few_names()
+        self._keep_names(entry)
         return entry
 
-    def _keep_few_names(self) -> None:
-        kept = 0
-        for entry in reversed(self.rounds):
-            kept += entry.size
-            if kept > SEATS_KEPT and entry is not self.rounds[-1]:
-                entry.record = None
+    def _keep_names(self, entry: Entry) -> None:
+        """Keep the names of a round's participants, and let go of the oldest ones."""
+        named = self._named
+        named.append(entry)
+        self._seats += entry.size
+        while len(named) > 1 and (self._seats > SEATS_KEPT or len(named) > ROUNDS_KEPT):
+            oldest = named.popleft()
+            oldest.record = None
+            self._seats -= oldest.size
 
     def _forget(self, after: State) -> None:
+        if len(self._since) <= FEW and len(self._cut) <= FEW:
+            return
         live = sum(len(getattr(after, place)) for place in PLACES)
-        if len(self._since) > 2 * live + 256:
+        if len(self._since) > 2 * live + FEW:
             self._since = {n: at for n, at in self._since.items() if find(after, n)}
-        if len(self._cut) > live + 256:
+        if len(self._cut) > live + FEW:
             self._cut = {n: at for n, at in self._cut.items() if find(after, n)}
 
     # -- what is told -----------------------------------------------------------------------
