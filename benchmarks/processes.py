@@ -173,6 +173,12 @@ def cpu_seconds(pid: int) -> float:
     return sum(spent) / 1e9
 
 
+def pin(pid: int, core: int) -> None:
+    """Let a process run on one core only, all its threads (those it starts later inherit it)."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process (VmRSS)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

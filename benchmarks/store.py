@@ -3,6 +3,11 @@
 Every server runs in a process of its own, every client in another one. torch's `set` does
 not wait for an answer; ours does, so it is also compared as what it is good for: many sets
 and one answer (pipeline).
+
+A call of one client is two processes that take turns, and what it takes depends on where the
+kernel puts them: on one core it costs what both do, on two there are two wake-ups of a core
+that rests, which are most of it. The kernel changes its mind within a run, so both placements
+are measured apart, with the processes held where they are.
 """
 
 import argparse
@@ -17,7 +22,7 @@ from typing import Any
 
 import harness
 from environments import Missing, program, python
-from processes import Broken, Helper, Program, cpu_seconds, say
+from processes import Broken, Helper, Program, cpu_seconds, pin, say
 
 LIMIT = 60.0
 OPEN_LIMIT = 300.0  # torch's clients now and then wait 10 s for a connection of theirs
@@ -25,6 +30,8 @@ CALLS = 2000
 SECONDS = 0.5
 THROUGHPUT_CALLS = ("get", "add", "set", "pipeline 100 set")
 CROWDS = ((8, 2), (64, 4))
+BARE = ("bare", "messages")
+PLACEMENTS = {"on one core": (0, 0), "on two cores": (0, 1)}  # the server's, the client's
 _names = itertools.count()
 
 
@@ -38,7 +45,7 @@ class Peer:
 
     def client(self) -> Helper:
         """Start a client process."""
-        environment = "rallypoint" if self.kind == "bare" else self.kind
+        environment = "rallypoint" if self.kind in BARE else self.kind
         return Helper(environment, "store_client.py", self.kind, "127.0.0.1", str(self.port))
 
 
@@ -82,10 +89,10 @@ def etcd() -> Iterator[Peer]:
 
 
 @contextlib.contextmanager
-def echo(how: str) -> Iterator[Peer]:
-    """Run a server that answers every request with the same bytes."""
+def echo(how: str, client: str = "bare") -> Iterator[Peer]:
+    """Run a server that does nothing for a request but answer it."""
     with Helper("rallypoint", "echo_server.py", how) as server:
-        yield Peer("bare", server.ask(LIMIT, do="port")["port"], server.pid)
+        yield Peer(client, server.ask(LIMIT, do="port")["port"], server.pid)
 
 
 SERVERS: dict[str, Callable[[], Any]] = {
@@ -107,43 +114,53 @@ def free_port() -> int:
 
 def single(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
     """Time each call of one client."""
-    table = report.table("One client, time of a call", "us", 1e6)
     with contextlib.ExitStack() as stack:
         clients, calls = {}, {}
         for peer in peers:
-            client = stack.enter_context(peer.client())
-            clients[peer.kind] = client
+            clients[peer.kind] = client = stack.enter_context(peer.client())
             calls[peer.kind] = client.ask(LIMIT, do="open", count=1)["calls"]
-        for call in calls[peers[0].kind]:
-            count = CALLS if " " not in call else CALLS // 10
-            contenders: dict[str, harness.Measure] = {
-                kind: lambda c=client, call=call, count=count: c.ask(
-                    LIMIT, do="latency", call=call, count=count
-                )
-                for kind, client in clients.items()
-                if call in calls[kind]
-            }
-            found = harness.run_in_turn(contenders, options.repeats, report)
-            for kind, samples in found.items():
-                table.add(call, kind, "time", samples.get("seconds", []))
+        for placement, (servers, ours) in PLACEMENTS.items():
+            table = report.table(
+                f"One client and its server {placement}, time of a call", "us", 1e6
+            )
+            for peer in peers:
+                pin(peer.server_pid, servers)
+                pin(clients[peer.kind].pid, ours)
+            for call in calls[peers[0].kind]:
+                count = CALLS if " " not in call else CALLS // 10
+                contenders: dict[str, harness.Measure] = {
+                    kind: lambda c=client, call=call, count=count: c.ask(
+                        LIMIT, do="latency", call=call, count=count
+                    )
+                    for kind, client in clients.items()
+                    if call in calls[kind]
+                }
+                found = harness.run_in_turn(contenders, options.repeats, report)
+                for kind, samples in found.items():
+                    table.add(call, kind, "time", samples.get("seconds", []))
 
 
 def floor(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
     """Compare a get with what a bare exchange of as many bytes costs from Python to Python."""
-    table = report.table("A get, and bare exchanges of as many bytes", "us", 1e6)
     with contextlib.ExitStack() as stack:
         named = {peer.kind: peer for peer in peers}
+        named["bare, our messages"] = stack.enter_context(echo("messages", "messages"))
         named["bare, our event loop"] = stack.enter_context(echo("uvloop"))
         named["bare, blocking calls"] = stack.enter_context(echo("blocking"))
+        clients = {name: stack.enter_context(peer.client()) for name, peer in named.items()}
         contenders: dict[str, harness.Measure] = {}
-        for name, peer in named.items():
-            client = stack.enter_context(peer.client())
+        for name, client in clients.items():
             client.ask(LIMIT, do="open", count=1)
-            contenders[name] = lambda c=client, peer=peer: _exchanges(c, peer)
-        found = harness.run_in_turn(contenders, options.repeats, report)
-        for measure in ("time", "client CPU", "server CPU"):
-            for name, samples in found.items():
-                table.add("get", name, measure, samples.get(measure, []))
+            contenders[name] = lambda c=client, peer=named[name]: _exchanges(c, peer)
+        for placement, (servers, ours) in PLACEMENTS.items():
+            table = report.table(f"A get, and bare exchanges, {placement}", "us", 1e6)
+            for name, client in clients.items():
+                pin(named[name].server_pid, servers)
+                pin(client.pid, ours)
+            found = harness.run_in_turn(contenders, options.repeats, report)
+            for measure in ("time", "client CPU", "server CPU"):
+                for name, samples in found.items():
+                    table.add("get", name, measure, samples.get(measure, []))
 
 
 def _exchanges(client: Helper, peer: Peer) -> dict[str, float]:

@@ -139,7 +139,8 @@ def help_of(command: click.Command, name: str) -> str:
     """Return a command's help at a fixed width."""
     context = click.Context(
         command,
-        info_name=f"rallypoint {name}",
+        parent=click.Context(cli.main, info_name="rallypoint", **cli.main.context_settings),
+        info_name=name,
         terminal_width=HELP_WIDTH,
         **command.context_settings,
     )

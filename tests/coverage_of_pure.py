@@ -3,16 +3,21 @@
     python tests/coverage_of_pure.py [MODULE ...]        such as rendezvous/core/ranks.py
 
 Each module is measured alone, with its mirrored test file and nothing else, so that a rule is
-shown by the tests that are written for it.
+shown by the tests that are written for it: in a process of its own, forked from one that has
+imported the tools and nothing of ours.
 """
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
+
+import coverage
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -20,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 from tests.test_architecture import PURE_FILES, mirror_of, name_of  # noqa: E402 - the path first
 
 LIMIT_SECONDS = 300
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["coverage", "hypothesis", "pytest", "msgspec", "psutil", "uvloop"])
 
 
 def modules() -> list[str]:
@@ -27,31 +34,43 @@ def modules() -> list[str]:
     return [name_of(path) for path in PURE_FILES if mirror_of(path).exists()]
 
 
+def measure(source: str, mirror: str, folder: str) -> None:
+    """Run a test file and write down what it reached of a source file: `report`, and `log`."""
+    log = os.open(f"{folder}/log", os.O_CREAT | os.O_WRONLY, 0o600)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.chdir(ROOT)
+    os.environ["COVERAGE_CORE"] = "ctrace"
+    measured = coverage.Coverage(data_file=None, include=[source])
+    measured.set_option("run:source_pkgs", [])  # would go before
+    ours = "ignore::pytest.PytestAssertRewriteWarning"  # the tools were imported before
+    with measured.collect():
+        code = pytest.main(["-q", "-x", "-W", ours, "-p", "no:cacheprovider", mirror])
+    if not code:
+        measured.json_report(outfile=f"{folder}/report")
+
+
 def uncovered(module: str) -> list[str]:
     """Return the lines and branches of a module that its test file does not reach.
 
     Raises AssertionError if the tests fail.
     """
-    import rallypoint
-
-    source = Path(rallypoint.__file__).parent / module  # the one that is tested, not a copy
+    package = find_spec("rallypoint")
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).parent / module  # the one that is tested, not a copy
     mirror = mirror_of(next(path for path in PURE_FILES if name_of(path) == module))
     with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | {"COVERAGE_FILE": f"{folder}/data", "COVERAGE_CORE": "ctrace"}
-        coverage = [sys.executable, "-m", "coverage"]
-        measured = ["run", "--branch", "--parallel-mode", "-m", "pytest"]
-        run = [*coverage, *measured, "-q", "-x", "-p", "no:cacheprovider", str(mirror)]
-        report_of = ["json", "-q", f"--include={source}", "-o", f"{folder}/report"]
-        done = subprocess.run(
-            run, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        for step in (["combine", "-q"], report_of):
-            subprocess.run([*coverage, *step], cwd=ROOT, env=env, check=True, capture_output=True)
-        (report,) = json.loads(Path(f"{folder}/report").read_text("utf-8"))["files"].values()
-    lines = [f"line {line}" for line in report["missing_lines"]]
-    branches = [f"line {a} never goes on to {b}" for a, b in report["missing_branches"]]
+        process = FORKED.Process(target=measure, args=(str(source), str(mirror), folder))
+        process.start()
+        process.join(LIMIT_SECONDS)
+        process.kill()
+        process.join()
+        report, log = Path(folder, "report"), Path(folder, "log")
+        assert report.exists(), log.read_text("utf-8") if log.exists() else "it did not start"
+        (file,) = json.loads(report.read_text("utf-8"))["files"].values()
+    lines = [f"line {line}" for line in file["missing_lines"]]
+    branches = [f"line {a} never goes on to {b}" for a, b in file["missing_branches"]]
     return lines + branches
 
 

@@ -69,9 +69,7 @@ IMPURE_MODULES = {
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 
 # source file -> why no test file mirrors it
-NO_MIRROR: dict[str, str] = {
-    "rendezvous/coordinator.py": "a contract; the tests of hosted and shared hold it",
-}
+NO_MIRROR: dict[str, str] = {}
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_NAMES = {

@@ -15,6 +15,7 @@ def test_the_diagram_is_current() -> None:
     assert diagram.PAGE.read_text("utf-8") == diagram.renewed(), "run python docs/diagram.py"
 
 
+@pytest.mark.search
 def test_more_steps_find_no_other_transition(monkeypatch: pytest.MonkeyPatch) -> None:
     found = diagram.explore()
     monkeypatch.setattr(diagram, "DEPTH", diagram.DEPTH + 1)

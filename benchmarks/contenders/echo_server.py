@@ -1,6 +1,9 @@
-"""What answers every request with the same bytes and does nothing else: the floor of a call.
+"""What answers every request without doing anything for it: the floor of a call.
 
-python echo_server.py uvloop|blocking
+python echo_server.py uvloop|blocking|messages
+
+`messages` reads and writes our messages with msgspec on our event loop, so a client and a
+server of Python cannot do with less; the others answer with the same bytes.
 """
 
 import asyncio
@@ -26,12 +29,30 @@ class Echo(asyncio.Protocol):
         self.transport.write(ANSWER)
 
 
-def on_uvloop(listener: socket.socket) -> None:
+def messages() -> type[Echo]:
+    """Return what decodes a call and encodes a reply, and nothing in between."""
+    import msgspec
+
+    from rallypoint.rendezvous import wire
+    from rallypoint.store import protocol as p
+
+    decode = msgspec.msgpack.Decoder(wire.ClientBody).decode
+
+    class Messages(Echo):
+        def data_received(self, data: bytes) -> None:
+            call = decode(data[4:])
+            assert isinstance(call, p.Call)
+            self.transport.write(p.frame(p.Reply(call.id, ANSWER[:32])))
+
+    return Messages
+
+
+def on_uvloop(listener: socket.socket, protocol: type[Echo] = Echo) -> None:
     """Answer on an event loop."""
     import uvloop
 
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(Echo, sock=listener)
+        server = await asyncio.get_running_loop().create_server(protocol, sock=listener)
         await server.serve_forever()
 
     uvloop.run(serve())
@@ -49,7 +70,12 @@ def blocking(listener: socket.socket) -> None:
 def start(how: str) -> dict[str, Any]:
     """Listen in a thread; return the port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    serve = {"uvloop": on_uvloop, "blocking": blocking}[how]
+    kinds = {
+        "uvloop": on_uvloop,
+        "blocking": blocking,
+        "messages": lambda sock: on_uvloop(sock, messages()),
+    }
+    serve = kinds[how]
     threading.Thread(target=serve, args=(listener,), daemon=True).start()
     return {"port": listener.getsockname()[1]}
 

@@ -1,6 +1,6 @@
 """Clients of a store: one that is timed call by call, or a crowd that calls at once.
 
-python store_client.py rallypoint|torch|redis|etcd|bare HOST PORT
+python store_client.py rallypoint|torch|redis|etcd|bare|messages HOST PORT
 """
 
 import sys
@@ -203,8 +203,29 @@ class Bare:
         self.sock.recv(65536)
 
 
+class Messages(Bare):
+    """The same with our messages, made and read with msgspec."""
+
+    def __init__(self) -> None:
+        import msgspec
+
+        from rallypoint.store import protocol as p
+
+        super().__init__()
+        self.frame, self.call, self.get, self.id = p.frame, p.Call, p.Get, 0
+        kinds = p.Reply | p.Failure | p.Goodbye | p.Beat
+        self.decode = msgspec.msgpack.Decoder(kinds).decode
+
+    def exchange(self) -> None:
+        """Send a call and receive its reply."""
+        self.id += 1
+        self.sock.sendall(self.frame(self.call(self.id, self.id, self.get("key/0", 120.0))))
+        assert len(self.decode(self.sock.recv(65536)[4:]).result) == len(VALUE)
+
+
 KINDS: dict[str, type[Any]] = {
     "bare": Bare,
+    "messages": Messages,
     "rallypoint": Rallypoint,
     "torch": Torch,
     "redis": Redis,

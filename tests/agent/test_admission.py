@@ -6,7 +6,6 @@ import pytest
 from rallypoint.agent import events as e
 from rallypoint.agent.admission import (
     Admission,
-    Admit,
     Outcome,
     Rules,
     asked_to_go,
@@ -16,6 +15,7 @@ from rallypoint.agent.admission import (
     will_go,
 )
 from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.core.state import Newcomers
 from rallypoint.worker.change import ChangeKind
 
 JOINING, LEAVING = ChangeKind.JOINING, ChangeKind.LEAVING
@@ -31,7 +31,7 @@ def seat(rank: int) -> Assignment:
     return Assignment(1, 4, rank, 3, rank, 3, rank, 3, "h", 1, 0, "all came")
 
 
-def rules(admit: Admit) -> Rules:
+def rules(admit: Newcomers) -> Rules:
     return Rules(admit, gather_seconds=0.5, grace_seconds=60.0)
 
 
@@ -43,7 +43,7 @@ class WillGo:
     """This agent will have to go."""
 
 
-def after(admit: Admit, rank: int, *events: object) -> Outcome:
+def after(admit: Newcomers, rank: int, *events: object) -> Outcome:
     outcome = Outcome(Admission())
     for event in events:
         known = (outcome.admission, rules(admit), seat(rank))
@@ -64,14 +64,14 @@ def timer(seconds: float, number: int) -> e.StartAdmitTimer:
     return e.StartAdmitTimer(4, seconds, number)
 
 
-NOW, CHECKPOINT, NEVER = Admit
+NOW, CHECKPOINT, NEVER = Newcomers
 SAVED, DUE = e.WorkersSaved(4, 70), e.AdmitDue(4, 1)
 ONE_WAITS = ask(JOINING, "1 node", "1 node waits", 60.0, True)
 LATE = "; the workers have not saved in"
 LATE_20 = e.Exit(143, f"{END.text}{LATE} 20 s")
 ALL_SAVED = "; all workers have saved at step 70"
 
-TABLE: list[tuple[str, Admit, int, list[object], tuple[e.Action, ...], object]] = [
+TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], object]] = [
     # what, mode, rank, events, actions, what the workers are stopped for
     ("now: gather", NOW, 0, [NEWS], (timer(0.5, 1),), None),
     ("now: a second is gathered", NOW, 0, [NEWS, e.NodesWaiting(2)], (), None),
@@ -284,7 +284,7 @@ TABLE: list[tuple[str, Admit, int, list[object], tuple[e.Action, ...], object]] 
     ids=[r[0] for r in TABLE],
 )
 def test_table(
-    admit: Admit, rank: int, events: list[object], actions: tuple[e.Action, ...], then: object
+    admit: Newcomers, rank: int, events: list[object], actions: tuple[e.Action, ...], then: object
 ) -> None:
     outcome = after(admit, rank, *events)
     assert (outcome.actions, outcome.then) == (actions, then)
@@ -306,7 +306,7 @@ def test_table(
         ),
     ],
 )
-def test_every_decision_has_its_reason(admit: Admit, events: list[object], reason: str) -> None:
+def test_every_decision_has_its_reason(admit: Newcomers, events: list[object], reason: str) -> None:
     assert after(admit, 0, *events).reason == reason
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.agent import events as e
 from rallypoint.agent import waiting
-from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.agent import Agent, events_of
 from rallypoint.agent.config import AgentConfig, SignalPlan
 from rallypoint.agent.environment import WorkerContext
@@ -34,7 +34,7 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure, Verdict
+from rallypoint.rendezvous.core.state import Failure, Newcomers, Verdict
 from rallypoint.store.file import FileStore
 
 LIMIT_SECONDS = 20
@@ -193,7 +193,7 @@ def test_g4_workers_are_asked_to_save_before_a_newcomer_is_let_in(
         handler,
         SAVES_IN_ROUND_ONE,
         workers=2,
-        rules=Rules(Admit.CHECKPOINT),
+        rules=Rules(Newcomers.CHECKPOINT),
         store_url=path.as_uri(),
         worker_store=lambda: FileStore(path),
     )

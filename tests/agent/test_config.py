@@ -8,7 +8,7 @@ from rallypoint.agent.output import OutputPlan
 def test_by_default_nothing_special_is_done() -> None:
     config = AgentConfig(("true",), WorkerContext("run", 1), OutputPlan(), "node", {})
     assert config.signals == SignalPlan()
-    assert (config.health_check, config.hang_seconds, config.health_port) == ("", 0.0, None)
+    assert (config.health_check, config.hang_seconds, config.health) == ("", 0.0, None)
 
 
 def test_signals_are_given_by_name() -> None:

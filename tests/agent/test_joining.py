@@ -125,17 +125,3 @@ def test_why_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     answers.get(timeout=LIMIT_SECONDS)
     joining.end()
     assert capsys.readouterr().out == "rallypoint: joining the next round: was fenced\n"
-
-
-def test_what_keeps_a_node_from_its_seat_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_SECONDS", 60.0)
-    told = threading.Event()
-    monkeypatch.setattr("rallypoint.agent.joining.say", lambda _text: told.set())
-    answers: queue.Queue[Round | e.JoinFailed] = queue.Queue()
-    joining = Joining(FakeHandler(), answers.put, 600.0, Checks("no GPU"))
-    assert joining.line() == ""
-    joining.begin("", told=False)
-    assert told.wait(LIMIT_SECONDS)
-    assert joining.line() == "no GPU; this node takes no seat"
-    joining.end()
-    answers.get(timeout=LIMIT_SECONDS)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.agent import events as e
-from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.policy import (
     AgentState,
     Decision,
@@ -18,7 +18,7 @@ from rallypoint.agent.policy import (
 )
 from rallypoint.agent.verdicts import EXIT_DONE, EXIT_FAILED, EXIT_NO_RESTART, EXIT_NOT_JOINED
 from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.core.state import Failure, Verdict
+from rallypoint.rendezvous.core.state import Failure, Newcomers, Verdict
 from rallypoint.worker.change import ChangeKind
 
 GRACE = 7.0
@@ -261,8 +261,8 @@ ANY_EVENT = st.one_of(
 )
 
 
-@given(st.lists(ANY_EVENT, max_size=40), st.sampled_from(Admit))
-def test_whatever_happens_the_actions_make_sense(events: list[e.Event], admit: Admit) -> None:
+@given(st.lists(ANY_EVENT, max_size=40), st.sampled_from(Newcomers))
+def test_whatever_happens_the_actions_make_sense(events: list[e.Event], admit: Newcomers) -> None:
     running = stopping = over = False
     joining = True
     decision = begin(msgspec.structs.replace(START, rules=Rules(admit)))

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_everything_can_be_said_as_json(capsys: pytest.CaptureFixture[str]) -> N
     said = json.loads(out)
     assert (said["text"], said["level"], said["node"]) == ("two\nlines", "info", "node-a")
     assert json.loads(err)["level"] == "error"
+
+
+def test_what_the_library_logs_is_said_like_all_else(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("rallypoint")
+    before = list(logger.handlers)
+    try:
+        report.speak_for_logs()
+        report.speak_for_logs()
+        logging.getLogger("rallypoint.part").warning("%s is away", "h:1")
+        logger.info("a detail")
+        report.speak_json("node-a")
+        logger.warning("it is back")
+    finally:
+        report.speak_json(None)
+        logger.handlers[:] = before
+    text, line = capsys.readouterr().err.splitlines()
+    assert text == "rallypoint: h:1 is away"
+    assert json.loads(line)["text"] == "it is back"
 
 
 def test_a_line_that_changes_gives_way_to_one_that_stays(

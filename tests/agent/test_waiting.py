@@ -127,10 +127,3 @@ def test_the_doctor_is_silent_when_the_join_was_quick() -> None:
 @pytest.fixture
 def manual_clock() -> ManualClock:
     return ManualClock()
-
-
-def test_what_is_known_is_told_without_asking() -> None:
-    shown = Waiting(answers("1 of 2 nodes", "2 of 2 nodes"), 600.0, clock=ManualClock())
-    assert shown.known() == ""
-    shown.line()
-    assert shown.known() == shown.known() == "1 of 2 nodes; join ends in 10 min"

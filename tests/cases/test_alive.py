@@ -47,7 +47,8 @@ WAYS = {
 def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> None:
     end_of, limit, why = WAYS[way]
     _server, where = fleet.server()
-    options = ["--nnodes=2:3", "--run-id=b1", f"--lease={LEASE_SECONDS}", "--rejoin-timeout=15"]
+    options = ["--nnodes=2:3", "--run-id=b1", f"--lease={LEASE_SECONDS}"]
+    options += ["--rejoin-timeout=15", "--stop-grace=14"]
     with proxy_to(where) as cable:
         victim = fleet.agent("victim", *options, f"--endpoint={cable.endpoint}")
         good = [fleet.agent(f"node{i}", *options, f"--endpoint={where}") for i in range(2)]

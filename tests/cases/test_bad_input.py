@@ -33,7 +33,7 @@ def one_line(process: Process, code: int, *parts: str) -> None:
     """
     assert process.wait() == code, process.shown()
     said = process.err.lines
-    lines = [x for x in said if x.text.startswith("rallypoint: ") or "; trying for " not in x.text]
+    lines = [line for line in said if "; trying for " not in line.text]
     assert len(lines) == 1, process.shown()
     text = lines[0].text
     assert text.startswith("rallypoint: ")

@@ -23,7 +23,8 @@ PORT = 29400
 SERVER, FIRST = 0, 1
 OPTIONS = (
     "--nnodes=1:3", "--target-nodes=3", "--run-id=far", f"--lease={LEASE_SECONDS}",
-    f"--disconnect-grace={GRACE_SECONDS}", "--rejoin-timeout=15", "--last-call=60",
+    f"--disconnect-grace={GRACE_SECONDS}", "--rejoin-timeout=15", "--stop-grace=14",
+    "--last-call=60",
 )  # fmt: skip
 
 

@@ -18,6 +18,18 @@ def test_a_run_is_closed_for_all_and_only_once() -> None:
         assert closed is not None
         assert (closed.why, closed.verdict) == ("wrong data", Verdict.CLOSED)
         assert "@" in closed.by
-        done = run("close", cluster)
+        done = run("close", cluster, "--why=again")
         assert done.exit_code == 2
         assert "was closed at" in done.stderr
+
+
+def test_who_closes_a_run_without_a_reason_is_told_and_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    with Cluster() as cluster:
+        cluster.join_all(cluster.handler(1, 1))
+        done = run("close", cluster)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.endswith(" by alice@node7: no reason was given\n")

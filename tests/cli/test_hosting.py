@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.cli.test_plan import make
@@ -117,3 +117,39 @@ def test_a_failure_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_for_others_too(endpoint: str, nnodes: str, means: bool) -> None:
     plan = make(nnodes=nnodes, endpoint=endpoint, run_id="x")
     assert hosting._means_many(plan) is means
+
+
+class Ended(Spawned):
+    """A server that has ended in a way of its own."""
+
+    code: ClassVar[int | None] = None
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "said", "kept"),
+    [
+        (0, None, "", False),  # as it should be
+        (None, "", "", True),  # it still serves others
+        (None, "held up", " has written a log: {log}", True),
+        (0, "held up", " has written a log: {log}", True),
+        (1, "oh dear", " has failed (exit code 1): {log}", True),
+        (-9, "held up", " was killed by SIGKILL: {log}", True),
+        (-9, "", " was killed by SIGKILL without a word", False),
+    ],
+)
+def test_at_the_end_a_log_is_named_or_gone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    code: int | None, log: str | None, said: str, kept: bool,
+) -> None:  # fmt: skip
+    server = Ended("h:1", 1, tmp_path / "log")
+    Ended.code = code
+    if log is not None:
+        server.log.write_text(log)
+    hosting.tell_of([server])
+    head = "rallypoint: the server that this node hosted" if said else ""
+    expected = head + said.format(log=server.log)
+    assert capsys.readouterr().err.strip() == expected
+    assert server.log.exists() is kept

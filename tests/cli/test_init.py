@@ -24,3 +24,12 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["nope"])
     assert result.exit_code == 2
     assert "nope" in result.output
+
+
+def test_a_command_that_is_none_is_told_with_the_nearest() -> None:
+    result = CliRunner().invoke(main, ["statsu"])
+    assert result.exit_code == 2
+    assert "No such command 'statsu'. (Did you mean 'status'?)" in result.stderr
+    result = CliRunner().invoke(main, ["xyz"])
+    assert result.exit_code == 2
+    assert "No such command 'xyz'." in result.stderr

@@ -2,8 +2,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from rallypoint.cli import main
 from rallypoint.cli.options import SETTINGS, all_options, timing_rows
 
+CONTEXT = click.Context(main)
 SEEN: dict[str, object] = {}
 
 
@@ -89,3 +91,15 @@ def test_what_is_wrong_with_a_variable_names_it(variable: str) -> None:
     assert f"'--max-restarts' ({variable} in the environment)" in result.output
     result = CliRunner().invoke(probe, ["--max-restarts=x", "s.py"], env={variable: "1"})
     assert "in the environment" not in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "close", "exclude", "admit", "notify"])
+def test_commands_that_look_at_a_run_find_it_alike(command: str) -> None:
+    found = main.get_command(CONTEXT, command)
+    assert found is not None
+    params = {each.name: each for each in found.params}
+    assert params["endpoint"].opts == ["--endpoint", "--rdzv-endpoint"]
+    assert params["endpoint"].envvar == ["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"]
+    assert params["timeout"].default == 5.0
+    assert params["backend"].default == "core"
+    assert params["token_file"].opts == ["--token-file"]

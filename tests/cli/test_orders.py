@@ -133,7 +133,7 @@ def test_what_cannot_be_done_says_why() -> None:
         where = f"--endpoint=127.0.0.1:{cluster.server.port}"
         done = close("nope", where)
         assert (done.exit_code, done.stdout) == (3, "")
-        assert "run 'nope' has not been opened: no node has joined" in done.stderr
+        assert "has no run 'nope': no node has joined it; no run is there" in done.stderr
         assert "0 runs" in CliRunner().invoke(main, ["status", where]).stdout  # none was made
     done = close("job", f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=0.3")
     assert (done.exit_code, "nobody listens there" in done.stderr) == (1, True)

@@ -6,6 +6,7 @@ import pytest
 from rallypoint.cli import plan as plans
 from rallypoint.cli.options import timing_rows
 from rallypoint.errors import ParameterError
+from rallypoint.rendezvous.settings import RendezvousSettings
 
 OPTIONS: dict[str, Any] = {
     "nnodes": "1",
@@ -94,6 +95,11 @@ def test_c7_several_nodes_need_a_name_for_their_job() -> None:
         ({"nproc_per_node": "some"}, "--nproc-per-node some"),
         ({"rdzv_conf": "a"}, "--rdzv-conf a"),
         ({"rdzv_conf": "join=soon"}, "join='soon'"),
+        ({"rdzv_conf": "stop_grace=5"}, "--rdzv-conf stop_grace: .*; give --stop-grace"),
+        ({"rdzv_conf": "admit=never"}, "--rdzv-conf admit: .*; give --admit"),
+        ({"rdzv_conf": "rejoin_timeout=30"}, "rejoin_timeout=30 s, but stop_grace=30 s"),
+        ({"rejoin_timeout": 60.0, "stop_grace": 300.0}, "give --rejoin-timeout 301 or more"),
+        ({"health_port": "pod"}, "--health-port pod: the port is missing"),
         ({"max_restarts": -1}, "--max-restarts -1"),
         ({"monitor_interval": -1.0}, "--monitor-interval -1"),
         ({"rdzv_conf": "last_cal=3"}, "--rdzv-conf last_cal: .* did you mean last_call?"),
@@ -128,12 +134,20 @@ def test_everything_for_the_coordinator_is_in_the_parameters() -> None:
     assert found.get("role") == "r"
 
 
+def test_a_run_waits_as_long_as_workers_may_stop_and_knows_who_admits_how() -> None:
+    plan = make(**MEETING, stop_grace=300.0, admit="checkpoint")
+    assert plan.effective["rejoin_timeout"] == "330 s"
+    core = RendezvousSettings.from_params(plan.parameters).core()  # as the handler reads them
+    assert (core.rejoin_seconds, core.admit) == (330, "checkpoint")
+
+
 def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("from-file\n")
     env = {"RALLYPOINT_TOKEN": "from-env"}
-    assert make(env).token == "from-env"
-    assert make(env, token_file=path).token == "from-file"
+    assert make(env).secret() == b"from-env"
+    assert make(env, token_file=path).secret() == b"from-file"
+    assert make(env, rdzv_conf=f"token_file={path}").secret() == b"from-file"
     assert make(env, token_file=path).parameters.get("token_file") == str(path)
     path.write_text("")
     with pytest.raises(ParameterError, match="it is empty"):
@@ -189,13 +203,15 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plans.command_of(("b.py",), False, False)
     with pytest.raises(ParameterError, match="no such program: 'nope-x'"):
         plans.command_of(("nope-x",), False, True)
+    with pytest.raises(ParameterError, match=r"'\./a\.py' is not executable: chmod \+x"):
+        plans.command_of(("./a.py",), False, True)
     with pytest.raises(ParameterError, match="no script given"):
         plans.command_of((), False, False)
 
 
 def test_what_is_shown_of_a_plan_has_no_token() -> None:
     plan = make(rdzv_conf="join=5,token=SECRET,lease=9")
-    assert plan.token == "SECRET"
+    assert plan.secret() == b"SECRET"
     assert plan.effective["rdzv_conf"] == "join=5,token=***,lease=9"
     assert "SECRET" not in repr(plan)
 
@@ -203,13 +219,14 @@ def test_what_is_shown_of_a_plan_has_no_token() -> None:
 def test_how_a_node_looks_after_its_workers() -> None:
     plan = make(
         forward_signals="USR1", preempt_signal="SIGUSR2", health_check="true", hang_timeout=9.0,
-        events="e.jsonl", health_port=8080, log_format="json", log_max_bytes=5, log_keep=1,
+        events="e.jsonl", health_port="8080", log_format="json", log_max_bytes=5, log_keep=1,
         log_dir=Path("logs"),
     )  # fmt: skip
     care, output = plan.care, plan.output
     assert (care.signals.passed_on, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
     assert (care.health_check, care.health_check_seconds, care.hang_seconds) == ("true", 60, 9)
-    assert (care.events_file, care.health_port, care.as_json) == ("e.jsonl", 8080, True)
+    health = ("127.0.0.1", 8080)
+    assert (care.events_file, care.health) == ("e.jsonl", health)
     assert (output.as_json, output.max_bytes, output.keep) == (True, 5, 1)
     assert output.node
 

@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rallypoint.cli import run as run_module
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.server.embedded import EmbeddedServer
 
 
 def run(*argv: str, env: dict[str, str] | None = None) -> Result:
@@ -111,6 +113,35 @@ def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatc
     assert looks[0].startswith("doctor: connect: 127.0.0.1: connection refused; nobody listens")
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("given", ["variable", "option", "rdzv-conf"])
+def test_the_doctor_shows_the_token_that_the_nodes_file_holds_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, serve: Callable[..., EmbeddedServer],
+    given: str,
+) -> None:  # fmt: skip
+    looks: list[str] = []
+    path, server = tmp_path / "token", serve(token=b"the-second")
+    path.write_text("the-first")
+
+    def start(plan: Plan) -> int:
+        look = run_module._doctor(plan)
+        looks.append(look())
+        path.write_text("the-second")
+        looks.append(look())
+        return 0
+
+    monkeypatch.setattr(run_module, "start", start)
+    argv = {"option": [f"--token-file={path}"], "rdzv-conf": [f"--rdzv-conf=token_file={path}"]}
+    result = run(
+        "--nnodes=2", f"--endpoint=127.0.0.1:{server.port}", "--run-id=x", *argv.get(given, []),
+        "--no-python", "true",
+        env={"RALLYPOINT_TOKEN_FILE": str(path)} if given == "variable" else {},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "token: the server's token is another one than this node's" in looks[0]
+    assert "token" not in looks[1]
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "text"),
     [
@@ -123,3 +154,18 @@ def test_a_bad_variable_is_named(variable: str, value: str, text: str) -> None:
     assert result.exit_code == 2
     assert text in result.stderr
     assert f" is {variable}'s)" in result.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_in_a_pod_probes_that_would_find_nobody_are_told_of(
+    host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    look = run_module._look_at_probes
+    look((host, 8080))
+    look(None)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    look((host, 8080))
+    told = "give --health-port 0.0.0.0:8080 ([::]:8080 with IPv6)" in capsys.readouterr().err
+    assert told is (host == "127.0.0.1")

@@ -49,8 +49,21 @@ def test_a_run_that_nobody_knows_is_code_3_and_not_made() -> None:
     with Cluster() as cluster:
         shown = status(endpoint(cluster), "--run-id=nope")
         assert shown.exit_code == 3
-        assert "has not been opened: no node has joined" in shown.stdout
+        assert "has no run 'nope': no node has joined it; no run is there" in shown.stdout
         assert "0 runs" in status(endpoint(cluster)).stdout
+        cluster.join_all(cluster.handler(1, 1))
+        shown = status(endpoint(cluster), f"--run-id={cluster.run_id}x")
+        assert shown.exit_code == 3
+        assert f"joined it; runs there: {cluster.run_id!r}\n" in shown.stdout
+        assert "gathering" not in shown.stdout  # no phase of what is not there
+
+
+def test_a_run_that_was_closed_before_anybody_joined_is_there() -> None:
+    with Cluster() as cluster:
+        cluster.handler(1, 1).set_closed("enough")
+        shown = status(endpoint(cluster), f"--run-id={cluster.run_id}")
+        assert shown.exit_code == 0
+        assert "enough" in shown.stdout
 
 
 def test_a_server_that_is_not_there_is_code_1_and_leads_to_the_doctor() -> None:

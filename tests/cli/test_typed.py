@@ -2,10 +2,11 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.config import SignalPlan
 from rallypoint.cli import typed
 from rallypoint.errors import ParameterError
+from rallypoint.rendezvous.core.state import Newcomers
 
 OPTIONS: dict[str, Any] = {
     "standalone": False,
@@ -105,9 +106,41 @@ ADMISSION: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (None, None),
+        (" ", None),
+        ("8080", ("127.0.0.1", 8080)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),
+        (" [::]:80 ", ("::", 80)),
+        ("pod-1:80", ("pod-1", 80)),
+    ],
+)
+def test_where_probes_are_answered(given: str | None, place: tuple[str, int] | None) -> None:
+    assert typed.health_place(given) == place
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("70000", "the port 70000 is too large"),
+        ("pod", "the port is missing"),
+        ("::1", "the port is missing"),
+        (":80", "the host is missing"),
+        ("-1", "not a host name"),
+        ("a:1,b:2", "several endpoints"),
+    ],
+)
+def test_where_they_cannot_be(given: str, text: str) -> None:
+    with pytest.raises(ParameterError, match=f"--health-port {given}: .*{text}"):
+        typed.health_place(given)
+
+
 def test_how_newcomers_are_let_in() -> None:
-    assert typed.rules(ADMISSION) == Rules(Admit.CHECKPOINT, 0.5, 20.0)
-    assert typed.rules({**ADMISSION, "admit": "now", "backend": "static"}).admit is Admit.NOW
+    assert typed.rules(ADMISSION) == Rules(Newcomers.CHECKPOINT, 0.5, 20.0)
+    assert typed.rules({**ADMISSION, "admit": "now", "backend": "static"}).admit is Newcomers.NOW
     with pytest.raises(ParameterError, match="--admit checkpoint with --backend static"):
         typed.rules({**ADMISSION, "backend": "static"})
 

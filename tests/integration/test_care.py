@@ -118,28 +118,27 @@ def until(true: Any) -> None:
         time.sleep(0.05)
 
 
-def probe(port: int, path: str) -> tuple[int, str, str]:
+def probe(port: int, path: str) -> tuple[int, str]:
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         connection.request("GET", path)
         answer = connection.getresponse()
         said = json.loads(answer.read())
-        return answer.status, said["phase"], said["reason"]
+        return answer.status, said["phase"]
     except OSError:
-        return 0, "", ""
+        return 0, ""
 
 
 def test_kubernetes_finds_a_waiting_node_alive_and_a_working_one_ready(fleet: Fleet) -> None:
     port, where = free_port(), endpoint()
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=probed"]
     first = fleet.agent("first", *options, f"--health-port={port}")
-    until(lambda: probe(port, "/live")[:2] == (200, "joining"))
-    until(lambda: "1 of 2 nodes, waiting for 1" in probe(port, "/ready")[2])
-    assert probe(port, "/ready")[:2] == (503, "joining")
+    until(lambda: probe(port, "/live") == (200, "joining"))
+    assert probe(port, "/ready") == (503, "joining")
     second = fleet.agent("second", *options)
     first.expect("work: round 1")
-    assert probe(port, "/ready")[:2] == (200, "working")
-    assert probe(port, "/live")[:2] == (200, "working")
+    assert probe(port, "/ready") == (200, "working")
+    assert probe(port, "/live") == (200, "working")
     fleet.release()
     first.finished()
     second.finished()

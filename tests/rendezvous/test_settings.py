@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import ParameterError
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.core.state import Newcomers, Settings
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
-from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.settings import RETURN_SECONDS, RendezvousSettings, least_rejoin
 
 
 def seconds(value: float) -> timedelta:
@@ -67,6 +68,9 @@ def test_the_grace_is_never_longer_than_the_lease() -> None:
         ({"disconnect_grace": -1}, "disconnect_grace"),
         ({"replacement_wait": float("nan")}, "replacement_wait"),
         ({"rejoin_timeout": 0}, "rejoin_timeout"),
+        ({"rejoin_timeout": 9, "stop_grace": 30}, "rejoin_timeout"),
+        ({"stop_grace": -1}, "stop_grace"),
+        ({"admit": "soon"}, "admit"),
     ],
 )
 def test_refuses_by_name(arguments: dict[str, Any], name: str) -> None:
@@ -100,6 +104,39 @@ def test_from_params_with_keep_alive() -> None:
     params = RendezvousParameters("core", "h:1", "run", 2, 5, keep_alive_interval="0.5")
     settings = RendezvousSettings.from_params(params)
     assert settings.lease == seconds(1.5)
+
+
+@pytest.mark.parametrize(
+    ("stop_grace", "rejoin"), [(None, 60), (0, 60), (25, 60), (30, 60), (31, 61), ("300", 330)]
+)
+def test_a_rejoin_timeout_that_is_not_given_outlasts_the_stop_grace(
+    stop_grace: float | None, rejoin: float
+) -> None:
+    assert defaults.value("stop_grace") + 30 == defaults.value("rejoin_timeout"), "both defaults"
+    params = RendezvousParameters("core", "h:1", "run", stop_grace=stop_grace)
+    assert RendezvousSettings.from_params(params).rejoin_timeout == seconds(rejoin)
+
+
+def test_one_that_is_given_must_outlast_it() -> None:
+    def settings(rejoin: float, stop_grace: float | None) -> RendezvousSettings:
+        return RendezvousSettings("run", 1, 2, rejoin_timeout=rejoin, stop_grace=stop_grace)
+
+    assert settings(0.5, None).rejoin_timeout == seconds(0.5), "nobody knows the stop grace"
+    least = least_rejoin(30)
+    assert settings(least, 30).core().rejoin_seconds == least == 30 + RETURN_SECONDS
+    with pytest.raises(ParameterError) as refused:
+        settings(least - 0.5, 30)
+    assert str(refused.value) == (
+        "rejoin_timeout=30.5 s, but stop_grace=30 s: a node whose workers take that long to stop "
+        "would be lost in each change; give --rejoin-timeout 31 or more (without it, it follows "
+        "from the stop grace), or a shorter --stop-grace"
+    )
+
+
+def test_what_is_done_about_newcomers_is_compared() -> None:
+    params = RendezvousParameters("core", "h:1", "run", admit="checkpoint")
+    assert RendezvousSettings.from_params(params).core().admit is Newcomers.CHECKPOINT
+    assert RendezvousSettings("run", 1, 2).core().admit is None
 
 
 def test_equal_and_frozen() -> None:

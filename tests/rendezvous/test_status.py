@@ -57,6 +57,29 @@ def test_a_document_is_as_its_schema_says() -> None:
     assert run["failures"][0]["exit_code"] == 1
 
 
+def test_of_a_run_that_is_not_there_the_likest_names_are_told() -> None:
+    def told(*names: str, count: int = 0) -> str:
+        lines = tuple(status.RunLine(name, "sealed", 1, 2, "at work") for name in names)
+        there = status.ServerStatus(
+            "h:1", "1", 1, 2, 3.0, 4.0, 5, 6, 7, 0.1, 0.2, 8, 9, count or len(names), lines
+        )
+        return status.no_such_run(run, there)
+
+    run = status.run_status(Report("digits", "gathering", 1, 1, "", server="the server at h:1"))
+    assert not run.is_there
+    text = "the server at h:1 has no run 'digits': no node has joined it"
+    assert status.no_such_run(run, None) == text
+    assert told() == f"{text}; no run is there"
+    assert told("x", "digit", "digits-2") == f"{text}; runs there: 'digit', 'digits-2', 'x'"
+    assert told("a", "b", "c", "d", "e", "digit").endswith(", ...")
+    assert told("a", "b", "c", "d", "e", "digit").startswith(f"{text}; runs there: 'digit', ")
+    assert told("x", count=7) == f"{text}; runs there: 'x', ..."
+    closed = Report("digits", "closed", 1, 1, "")
+    opened = report("gathering", a_settings())
+    assert status.run_status(closed).is_there
+    assert status.run_status(opened).is_there
+
+
 def test_members_come_by_place_then_rank_then_name() -> None:
     members = (
         Member(a_node("n4"), "spare"),

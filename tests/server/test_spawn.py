@@ -14,6 +14,8 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
+from rallypoint.rendezvous.api import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.server.spawn import Spawned, host_if_ours
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.tls import TLS
@@ -59,6 +61,23 @@ def test_what_it_says_is_kept(spawned: Spawned) -> None:
             assert b"not HTTP" in other.recv(1000)
     wait_for_the_end(spawned.pid)
     assert "held up" in spawned.log.read_text()
+
+
+def test_orders_leave_nothing_to_keep(spawned: Spawned) -> None:
+    params = RendezvousParameters("core", spawned.endpoint, "job", 1, 1, token="secret")
+    handler = get_rendezvous_handler(params)
+    handler.set_closed()
+    handler.shutdown()
+    wait_for_the_end(spawned.pid)
+    assert not spawned.log.exists()  # whoever takes part is told of the order
+
+
+def test_how_it_ended_is_known_where_it_was_started(spawned: Spawned) -> None:
+    assert spawned.exit_code() is None
+    os.kill(spawned.pid, signal.SIGKILL)
+    wait_for_the_end(spawned.pid)
+    assert spawned.exit_code() == -signal.SIGKILL
+    assert spawned.exit_code() is None  # asked once too often
 
 
 def test_exactly_one_hosts(spawned: Spawned) -> None:

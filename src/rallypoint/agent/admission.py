@@ -18,8 +18,6 @@ that opens the next round for all others (N2, L1). No worker is stopped before a
 except when the grace is over.
 """
 
-from enum import StrEnum
-
 import msgspec
 
 from rallypoint.agent.events import (
@@ -39,17 +37,10 @@ from rallypoint.agent.events import (
 )
 from rallypoint.agent.verdicts import EXIT_SIGNAL_BASE
 from rallypoint.rendezvous.core.events import Assignment
+from rallypoint.rendezvous.core.state import Newcomers
 from rallypoint.worker.change import ChangeKind
 
 SIGTERM = 15  # what a notice announces, and what a node that followed it exits as after
-
-
-class Admit(StrEnum):
-    """What is done about nodes that wait."""
-
-    NOW = "now"
-    CHECKPOINT = "checkpoint"
-    NEVER = "never"
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -61,7 +52,7 @@ class Rules(msgspec.Struct, frozen=True):
         grace_seconds: time that workers have to save, if a notice does not give them less.
     """
 
-    admit: Admit = Admit.NOW
+    admit: Newcomers = Newcomers.NOW
     gather_seconds: float = 0.1
     grace_seconds: float = 60.0
 
@@ -143,7 +134,7 @@ def asked_to_go(admission: Admission, rules: Rules, seat: Assignment, end: Exit)
 
     Asked again, it goes at once.
     """
-    if rules.admit is not Admit.CHECKPOINT or admission.leaving is not None:
+    if rules.admit is not Newcomers.CHECKPOINT or admission.leaving is not None:
         return Outcome(admission, then=end, reason=end.text)
     return will_go(admission, rules, seat, end)
 
@@ -168,7 +159,7 @@ def _wanted(admission: Admission, rules: Rules) -> Change | None:
         known = rules.grace_seconds if notice.seconds is None else notice.seconds
         seconds = min(rules.grace_seconds, known)
         return Change(ChangeKind.LEAVING, notice.node, notice.label, notice.why, seconds)
-    if admission.waiting and rules.admit is Admit.CHECKPOINT:
+    if admission.waiting and rules.admit is Newcomers.CHECKPOINT:
         who = _nodes(admission.waiting)
         return Change(ChangeKind.JOINING, "", who, wait(admission.waiting), rules.grace_seconds)
     return None
@@ -215,7 +206,7 @@ def _hasten(admission: Admission, seat: Assignment, change: Change) -> Outcome:
 def _gather(so_far: Outcome, rules: Rules, seat: Assignment) -> Outcome:
     """Let newcomers in after a moment, where nothing has to be saved."""
     admission = so_far.admission
-    if rules.admit is not Admit.NOW or not admission.waiting or admission.timer:
+    if rules.admit is not Newcomers.NOW or not admission.waiting or admission.timer:
         return so_far
     begun, timer = _timer(admission, seat, rules.gather_seconds)
     return Outcome(begun, (*so_far.actions, timer), wait(admission.waiting))
@@ -270,7 +261,7 @@ def _change(admission: Admission, rules: Rules, how: str) -> Join | Exit | None:
     """Return what this agent does once nothing has to be waited for."""
     if end := end_of(admission):
         return msgspec.structs.replace(end, text=end.text + how)
-    if admission.waiting and rules.admit is not Admit.NEVER:
+    if admission.waiting and rules.admit is not Newcomers.NEVER:
         return Join(wait(admission.waiting) + how)
     return None
 

@@ -87,13 +87,12 @@ class Agent:
         try:
             with (
                 Journal(config.events_file, config.context.run_id, config.node) as self._journal,
-                HealthEndpoint(config.health_port) as self._health,
+                HealthEndpoint(config.health) as self._health,
                 Crew(config, put) as self._crew,
                 Changes(config.worker_store, put, self._call_workers) as self._changes,
                 signals_to(self._signalled, self._signals()),
             ):
                 self._joining = self._make_joining()
-                self._health.waits_for = self._joining.line
                 return self._loop()
         except ParameterError as error:  # a file or port that was asked for cannot be had
             complain(str(error))
@@ -148,7 +147,7 @@ class Agent:
             if line := stopping_line(event, decision):
                 say(line)
             self._state = decision.state
-            self._health.show(decision.state, decision.reason)
+            self._health.show(decision.state)
             for action in decision.actions:
                 if isinstance(action, events.Exit):
                     return self._exit(action)

@@ -8,6 +8,7 @@ from rallypoint.agent.admission import Rules
 from rallypoint.agent.environment import WorkerContext
 from rallypoint.agent.output import OutputPlan
 from rallypoint.store.api import Store
+from rallypoint.store.places import Place
 
 
 class SignalPlan(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         health_check_seconds: how long it may take.
         hang_seconds: how long a worker that tells its steps may stand still; 0 for ever.
         events_file: JSON lines of what happens are added to it, "" for none.
-        health_port: port of the HTTP health endpoint, None for none.
+        health: host and port of the HTTP health endpoint, None for none.
         alone: whether this node meets only itself: a server that is gone then stays away.
     """
 
@@ -68,5 +69,5 @@ class AgentConfig(msgspec.Struct, frozen=True):
     health_check_seconds: float = 60.0
     hang_seconds: float = 0.0
     events_file: str = ""
-    health_port: int | None = None
+    health: Place | None = None
     alone: bool = False

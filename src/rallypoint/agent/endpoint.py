@@ -5,24 +5,27 @@
         action for `STUCK_SECONDS`, which no limit of ours allows.
 /ready  200 while this node's workers run, else 503.
 
-Both answer with the phase and the reason as JSON. Python's own server is enough here: one
-small answer now and then, to a probe (`HTTPServer` itself asks the name service about us).
+Both answer with the phase as JSON, and with nothing else: whoever reaches the port is told, no
+token is asked for, and reasons name nodes and carry what programs wrote. Python's own server is
+enough here: one small answer now and then, to a probe (`HTTPServer` itself asks the name service
+about us).
 """
 
 import http.server
+import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from rallypoint.agent.policy import AgentState, Joining, Working
+from rallypoint.agent.policy import AgentState, Working
 from rallypoint.deadline import Clock
 from rallypoint.errors import ParameterError
+from rallypoint.store.places import Place, join_place
 
 STUCK_SECONDS = 300.0
 REQUEST_SECONDS = 5.0
@@ -33,23 +36,17 @@ class Health:
 
     Args:
         clock: monotonic clock.
-
-    `waits_for` returns what a join waits for, "" for nothing known; it asks nobody.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self.waits_for: Callable[[], str] = str
         self._busy_since: float | None = None
-        self._phase, self._reason, self._ready = "starting", "", False
-        self._joining = False
+        self._phase, self._ready = "starting", False
 
-    def show(self, state: AgentState, reason: str) -> None:
+    def show(self, state: AgentState) -> None:
         """The loop has decided something, and acts now."""
         self._phase = type(state.phase).__name__.lower()
         self._ready = isinstance(state.phase, Working)
-        self._joining = isinstance(state.phase, Joining)
-        self._reason = reason or self._reason
         self._busy_since = self._clock()
 
     def rests(self) -> None:
@@ -64,22 +61,20 @@ class Health:
         if path not in good:
             return HTTPStatus.NOT_FOUND, {"error": "there is /live and /ready"}
         status = HTTPStatus.OK if good[path] else HTTPStatus.SERVICE_UNAVAILABLE
-        body = {"live": live, "ready": live and self._ready, "phase": self._phase}
-        waits = self.waits_for() if self._joining else ""
-        return status, {**body, "reason": waits or self._reason}
+        return status, {"live": live, "ready": live and self._ready, "phase": self._phase}
 
 
 class HealthEndpoint(Health):
     """The same, served.
 
     Args:
-        port: to listen on, on all interfaces, as a probe comes from outside of the pod;
-            None: not at all.
+        place: host and port to listen on, exactly; a name stands for its first address. None: not
+            at all.
     """
 
-    def __init__(self, port: int | None) -> None:
+    def __init__(self, place: Place | None) -> None:
         super().__init__()
-        self._port = port
+        self._place = place
         self._server: _Server | None = None
 
     @property
@@ -89,13 +84,15 @@ class HealthEndpoint(Health):
 
     def __enter__(self) -> Self:
         """Listen. Raises ParameterError when the port cannot be had."""
-        if self._port is None:
+        if self._place is None:
             return self
         try:
-            server = _Server(("", self._port), _handler(self))
-        except OSError as error:
+            server = _Server(self._place, _handler(self))
+        except (OSError, UnicodeError) as error:  # the latter: what no name can be
+            why = getattr(error, "strerror", None) or str(error)
             raise ParameterError(
-                f"--health-port {self._port}: cannot listen on it: {error.strerror}"
+                f"--health-port {join_place(*self._place)}: cannot listen on it: {why}; give "
+                "another port, or an address of this machine"
             ) from error
         self._server = server
         body = server.serve_forever
@@ -117,6 +114,16 @@ class HealthEndpoint(Health):
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+
+    def __init__(self, place: Place, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = found[0]
+        super().__init__(address, handler)  # type: ignore[arg-type] # of either family
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        super().server_bind()
 
 
 def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:

@@ -60,11 +60,9 @@ class Joining:
         self._examine = examine
         self._waiting: Waiting | None = None
         self._over = threading.Event()
-        self._wrong = ""
 
     def begin(self, why: str, told: bool = False) -> None:
         """Ask for a round, and say why unless that was told; the answer is put."""
-        self._wrong = ""
         if why and not told:
             say(f"joining the next round: {why}")
         self._over = threading.Event()
@@ -79,11 +77,6 @@ class Joining:
         if self._waiting is not None:
             self._waiting.stop()
             self._waiting = None
-
-    def line(self) -> str:
-        """Return what is being waited for, as far as it is known; asks nobody."""
-        waiting = self._waiting
-        return self._wrong if waiting is None else waiting.known()
 
     def _ask(self, why: str, over: threading.Event) -> None:
         try:
@@ -107,15 +100,13 @@ class Joining:
         for pause in backoff.pauses():
             wrong = checkup.run()
             if not wrong:
-                self._wrong = ""
                 return ""
             if pause >= deadline.remaining():
                 return (
                     f"{wrong}; this node takes no seat, and was not well within "
                     f"{self._seconds:g} s (--join-timeout)"
                 )
-            self._wrong = f"{wrong}; this node takes no seat"
-            say(f"{self._wrong}; looking again in {pause:g} s")
+            say(f"{wrong}; this node takes no seat; looking again in {pause:g} s")
             if over.wait(pause):
                 break
         return "the agent ends"

@@ -10,6 +10,7 @@ in a buffer, whose last flush would change the exit code.
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import threading
@@ -42,6 +43,21 @@ _console = _Console()
 def speak_json(node: str | None) -> None:
     """Say everything as JSON lines from now on, in the name of `node`; None: as text again."""
     _console.node = node
+
+
+class _Complaints(logging.Handler):
+    """Says what the library logs (a server that is away, a token file) as the agent would."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(self.format(record))
+
+
+_complaints = _Complaints(logging.WARNING)
+
+
+def speak_for_logs() -> None:
+    """Say what is logged under our name in the agent's own form, JSON or text, from now on."""
+    logging.getLogger("rallypoint").addHandler(_complaints)  # which takes each handler once
 
 
 def say(text: str) -> None:

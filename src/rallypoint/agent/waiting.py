@@ -86,13 +86,9 @@ class Waiting:
                 self._report, self._trouble = self._ask(), ""
             except Exception as error:  # shown: waiting goes on, the join itself will fail
                 self._trouble = f"cannot ask what is being waited for: {error}"
-        return self.known()
-
-    def known(self) -> str:
-        """Return the same of what was answered last, without asking; "" before that."""
-        now = self._clock()
         if self._trouble or self._report is None:
             return self._trouble
+        now = self._clock()
         return waiting_line(self._report, now - self._asked, self._ends - now)
 
     def _run(self) -> None:

@@ -1,5 +1,6 @@
 """The `rallypoint` command: one file a subcommand, loaded when it is asked for."""
 
+import difflib
 from importlib import import_module
 
 import click
@@ -33,6 +34,15 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"rallypoint.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is asked for; one that is none is told with the nearest."""
+        near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, 1)
+        if near and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. (Did you mean {near[0]!r}?)")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any."""

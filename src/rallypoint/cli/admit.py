@@ -18,7 +18,7 @@ Examples:
 """
 
 
-@click.command("admit", epilog=EXAMPLES, context_settings=orders.SETTINGS)
+@click.command("admit", epilog=EXAMPLES)
 @orders.of_a_run
 @orders.of_nodes
 @click.option("--all", "everybody", is_flag=True, help="End all exclusions of the run.")

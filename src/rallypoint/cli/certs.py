@@ -9,7 +9,7 @@ import click
 from rallypoint.errors import ParameterError
 
 
-@click.command("certs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("certs")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--name",

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rallypoint.cli.doctor import line
 from rallypoint.cli.durations import Seconds
+from rallypoint.cli.options import timeout_option, token_file_option
 from rallypoint.deadline import Deadline
 from rallypoint.doctor.examination import Question, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
@@ -39,7 +40,7 @@ Examples:
 """
 
 
-@click.command("check", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("check", epilog=EXAMPLES)
 @click.option(
     "--path",
     "paths",
@@ -83,15 +84,8 @@ Examples:
     help="Measure all pairs with N - 1 other nodes that run the check now.",
 )
 @click.option("--local-addr", metavar="ADDR", help="Address of this node as others reach it.")
-@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
-@click.option(
-    "--timeout",
-    type=Seconds(min_open=True),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long each step may take.",
-)
+@token_file_option()
+@timeout_option("each step")
 @click.option(
     "--wait",
     type=Seconds(min_open=True),

@@ -16,9 +16,9 @@ Examples:
 """
 
 
-@click.command("close", epilog=EXAMPLES, context_settings=orders.SETTINGS)
+@click.command("close", epilog=EXAMPLES)
 @orders.of_a_run
-@click.option("--why", default="it is not needed any more", help="For everybody who is told.")
+@orders.why_option
 def command(where: orders.Where, why: str) -> None:
     """End RUN for all its nodes; whoever comes later is refused with who, when and why."""
 

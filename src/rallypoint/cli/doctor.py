@@ -11,8 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from rallypoint.cli.durations import Seconds
-from rallypoint.cli.options import backend_option
+from rallypoint.cli.options import (
+    backend_option,
+    endpoint_option,
+    run_id_option,
+    timeout_option,
+    token_file_option,
+)
 from rallypoint.cli.plan import nodes as parse_nodes
 from rallypoint.cli.sources import SERVER_BACKENDS
 from rallypoint.doctor.examination import Question, cause, examine_all, worst
@@ -41,24 +46,11 @@ Examples:
 """
 
 
-@click.command("doctor", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--endpoint",
-    "--rdzv-endpoint",
-    "endpoint",
-    required=True,
-    envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
-    metavar="HOST:PORT[,...]",
-    help="Where the nodes shall meet, as they are given it (file: the path).",
+@click.command("doctor", epilog=EXAMPLES)
+@endpoint_option(
+    "Where the nodes shall meet, as they are given it (file: the path).", required=True
 )
-@click.option(
-    "--run-id",
-    "--rdzv-id",
-    "run_id",
-    default="",
-    envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
-    help="The run to look at; the ports of its nodes are tried too.",
-)
+@run_id_option("The run to look at; the ports of its nodes are tried too.")
 @backend_option
 @click.option(
     "--nnodes",
@@ -67,15 +59,8 @@ Examples:
     metavar="MIN[:MAX]",
     help="How many nodes shall meet.",
 )
-@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
-@click.option(
-    "--timeout",
-    type=Seconds(min_open=True),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long each step may take.",
-)
+@token_file_option()
+@timeout_option("each step")
 @click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.doctor/1.")
 def command(
     endpoint: str,

@@ -18,10 +18,10 @@ Examples:
 """
 
 
-@click.command("exclude", epilog=EXAMPLES, context_settings=orders.SETTINGS)
+@click.command("exclude", epilog=EXAMPLES)
 @orders.of_a_run
 @orders.of_nodes
-@click.option("--why", default="", help="For everybody who is told.")
+@orders.why_option
 @click.option("--for", "seconds", type=LONG, help="For how long (90s, 5m, 6h) [until admitted].")
 def command(
     where: orders.Where,

@@ -6,8 +6,9 @@ made again with growing pauses: a server of an earlier run may be about to end, 
 may not be known yet (A4); nothing tells of either.
 """
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rallypoint.agent import backoff
@@ -19,11 +20,12 @@ from rallypoint.store.places import is_list
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+    from rallypoint.server.spawn import Spawned
 
 LONGEST_PAUSE_SECONDS = 4.0
 
 
-def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> None:
+def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") -> "list[Spawned]":
     """Start the server if the endpoint is this machine's, now or as soon as it can be had.
 
     Args:
@@ -31,15 +33,16 @@ def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") 
         is_host: True: it must be this machine; False: it is not; None: it is seen.
         handler: of this node; shut down if hosting fails.
 
-    Raises what `server.spawn.host_if_ours` raises.
+    Returns the servers that it has started; one may come later. Raises what
+    `server.spawn.host_if_ours` raises.
     """
     from rallypoint.server.spawn import host_if_ours
     from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import read_token, weaknesses
+    from rallypoint.store.token import weaknesses
 
-    params = plan.parameters
+    params, token = plan.parameters, plan.secret()
+    servers: list[Spawned] = []
     tls = read_tls(params.config)
-    token = read_token(params.get("token"), params.get("token_file"))
 
     warned = weaknesses(token, exposed=False)
     for text in warned:
@@ -47,10 +50,13 @@ def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") 
 
     def attempt() -> None:
         hosted = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
-        if hosted is not None and not hosted.is_local:
+        if hosted is None:
+            return
+        servers.append(hosted)
+        if not hosted.is_local:
             for text in set(weaknesses(token, exposed=True)).difference(warned):
                 complain(f"warning: {text}")
-        if hosted is not None and hosted.is_local and _means_many(plan):
+        elif _means_many(plan):
             say(
                 f"{params.endpoint} is {', '.join(hosted.addresses)} on this machine, which no "
                 "other one reaches; for nodes on other machines give an address of this one "
@@ -65,6 +71,25 @@ def host(plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler") 
     if is_host is None and not is_list(params.endpoint):
         body = threading.Thread(target=_host_later, args=[attempt, handler], daemon=True)
         body.start()
+    return servers
+
+
+def tell_of(servers: "Iterable[Spawned]") -> None:
+    """Name, at this node's end, the logs of servers that hold something, and how those ended."""
+    for server in servers:
+        code = server.exit_code()
+        try:
+            said = server.log.stat().st_size > 0
+        except FileNotFoundError:  # it has ended well, and had nothing to say
+            continue
+        how = f" has failed (exit code {code})" if code else ""
+        if code is not None and code < 0:
+            how = f" was killed by {signal.Signals(-code).name}"
+        if said:
+            complain(f"the server that this node hosted{how or ' has written a log'}: {server.log}")
+        elif code is not None:
+            server.log.unlink(missing_ok=True)
+            complain(f"the server that this node hosted{how or ' has ended'} without a word")
 
 
 def _means_many(plan: Plan) -> bool:

@@ -17,10 +17,10 @@ Examples:
 """
 
 
-@click.command("notify", epilog=EXAMPLES, context_settings=orders.SETTINGS)
+@click.command("notify", epilog=EXAMPLES)
 @orders.of_a_run
 @orders.of_nodes
-@click.option("--why", default="", help="For everybody who is told.")
+@orders.why_option
 @click.option("--in", "seconds", type=LONG, help="How long the node still has (25s, 2m).")
 def command(
     where: orders.Where,

@@ -6,22 +6,21 @@ Underscores and dashes are the same. Durations come from the table in `rendezvou
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from rallypoint.agent.admission import Admit
 from rallypoint.cli.durations import Seconds
 from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.core.state import Newcomers
 
 Decorated = Callable[..., Any]
 SETTINGS = {
     "allow_interspersed_args": False,  # what follows the script is the script's
     "token_normalize_func": lambda name: name.replace("_", "-"),
-    "help_option_names": ["-h", "--help"],
     "show_default": True,
 }
 TIMING_FLAGS = {"last_call": ("--last-call", "--last-call-timeout")}
@@ -95,9 +94,15 @@ _TLS: tuple[Callable[[Decorated], Decorated], ...] = (
 )  # fmt: skip
 
 
+def together(options: Sequence[Callable[[Decorated], Decorated]], function: Any) -> Decorated:
+    """Return a command with options, which it shows in this order."""
+    made: Decorated = functools.reduce(lambda f, option: option(f), reversed(options), function)
+    return made
+
+
 def tls_options(function: Decorated) -> Decorated:
     """Give a command the options of TLS."""
-    return functools.reduce(lambda f, option: option(f), reversed(_TLS), function)
+    return together(_TLS, function)
 
 
 _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
@@ -168,8 +173,8 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _option("--new-incarnation", is_flag=True, help="Open a run afresh that has ended."),
     _option(
         "--admit",
-        type=click.Choice([mode.value for mode in Admit]),
-        default=Admit.NOW.value,
+        type=click.Choice([mode.value for mode in Newcomers]),
+        default=Newcomers.NOW.value,
         help="Newcomers: let in now, at a checkpoint (the workers save first), or never.",
     ),
     _seconds("admit_grace"),
@@ -202,9 +207,9 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _seconds("hang_timeout"),
     _option(
         "--health-port",
-        type=click.IntRange(0, 65535),
-        metavar="PORT",
-        help="Answer GET /live and /ready there, for Kubernetes.",
+        metavar="[HOST:]PORT",
+        help="Answer GET /live and /ready there, on loopback if no HOST is given (Kubernetes: "
+        "0.0.0.0:PORT).",
     ),
     _option(
         "--events",
@@ -240,10 +245,11 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
 
 def all_options(function: Decorated) -> Decorated:
     """Give a command all options of `run`, in the order in which they are listed here."""
-    return functools.reduce(lambda f, option: option(f), reversed(_OPTIONS), function)
+    return together(_OPTIONS, function)
 
 
-# Of the commands that look at a run, wherever its state is.
+# -- of the commands that look at a run, wherever its state is ------------------------------
+
 backend_option = click.option(
     "--backend",
     "--rdzv-backend",
@@ -253,3 +259,48 @@ backend_option = click.option(
     envvar=["RALLYPOINT_BACKEND", "PET_RDZV_BACKEND"],
     help="core (a server), file, etcd or redis.",
 )
+
+
+def endpoint_option(
+    help_text: str = "Where the nodes meet (file: the path that they share).", **kwargs: Any
+) -> Callable[[Decorated], Decorated]:
+    """Return `--endpoint`; if nothing else is said, a server on this machine is meant."""
+    how = kwargs or {"default": f"127.0.0.1:{defaults.value('port')}", "show_default": True}
+    return click.option(
+        "--endpoint",
+        "--rdzv-endpoint",
+        "endpoint",
+        envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
+        metavar="HOST:PORT[,...]",
+        help=help_text,
+        **how,
+    )
+
+
+def run_id_option(help_text: str) -> Callable[[Decorated], Decorated]:
+    """Return `--run-id`, "" if it is not given."""
+    return click.option(
+        "--run-id",
+        "--rdzv-id",
+        "run_id",
+        default="",
+        envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
+        help=help_text,
+    )
+
+
+def token_file_option(holds: str = "the shared secret") -> Callable[[Decorated], Decorated]:
+    """Return `--token-file`, for `store.token.read_token`."""
+    return click.option("--token-file", help=f"File with {holds} (else RALLYPOINT_TOKEN).")
+
+
+def timeout_option(limits: str) -> Callable[[Decorated], Decorated]:
+    """Return `--timeout` of a command that asks; `limits` says what."""
+    return click.option(
+        "--timeout",
+        type=Seconds(min_open=True),
+        default=5.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=f"How long {limits} may take.",
+    )

@@ -17,22 +17,26 @@ from typing import Any, NoReturn
 
 import click
 
-from rallypoint.cli.durations import Seconds
-from rallypoint.cli.options import backend_option
-from rallypoint.cli.sources import Source, open_source
+from rallypoint.cli.options import (
+    backend_option,
+    endpoint_option,
+    timeout_option,
+    together,
+    token_file_option,
+)
+from rallypoint.cli.sources import open_source
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.core.exclusion import selects
 from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Node
-from rallypoint.rendezvous.status import MemberStatus, RunStatus
+from rallypoint.rendezvous.status import MemberStatus, RunStatus, no_such_run
 from rallypoint.store.token import read_token
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_RUN = 1, 2, 3
 SHORTEST_PREFIX = 6
 NAMES_SHOWN = 20
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 Decorated = Callable[..., Any]
 Decide = Callable[[RunStatus], tuple[list[Order], str]]
 """From what the run is doing to the orders, and what to say once they are carried out."""
@@ -72,25 +76,19 @@ class Whom:
         return given[0]
 
 
-_WHERE = (
+_WHERE: tuple[Callable[[Decorated], Decorated], ...] = (
     click.argument("run_id", metavar="RUN"),
-    click.option(
-        "--endpoint", "--rdzv-endpoint", "endpoint", default="127.0.0.1:29400", show_default=True,
-        envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"], metavar="HOST:PORT",
-        help="Where the nodes meet (file: the path that they share).",
-    ),
+    endpoint_option(),
     backend_option,
-    click.option("--token-file", help="File with an admin's token (else RALLYPOINT_TOKEN)."),
-    click.option(
-        "--timeout", type=Seconds(min_open=True), default=5.0, show_default=True,
-        metavar="SECONDS", help="How long the whole may take.",
-    ),
-)  # fmt: skip
+    token_file_option("an admin's token"),
+    timeout_option("the whole"),
+)
 _WHOM = (
     click.option("--node", metavar="NAME", help="Host name, label or id, as `status` shows."),
     click.option("--address", metavar="ADDR", help="All nodes at an address."),
     click.option("--slot", metavar="SLOT", help="Whoever fills a slot (pod, Slurm task)."),
 )
+why_option = click.option("--why", default="", help="For everybody who is told.")
 
 
 def of_a_run(function: Decorated) -> Decorated:
@@ -107,7 +105,7 @@ def of_a_run(function: Decorated) -> Decorated:
     ) -> object:
         return function(where=Where(run_id, endpoint, backend, token_file, timeout), **rest)
 
-    return functools.reduce(lambda f, option: option(f), reversed(_WHERE), inner)
+    return together(_WHERE, inner)
 
 
 def of_nodes(function: Decorated) -> Decorated:
@@ -117,7 +115,7 @@ def of_nodes(function: Decorated) -> Decorated:
     def inner(node: str | None, address: str | None, slot: str | None, **rest: Any) -> object:
         return function(whom=Whom(node, address, slot), **rest)
 
-    return functools.reduce(lambda f, option: option(f), reversed(_WHOM), inner)
+    return together(_WHOM, inner)
 
 
 def meant(run: RunStatus, aspect: Aspect, name: str) -> list[MemberStatus]:
@@ -172,23 +170,20 @@ def carry_out(
         _fail(command, str(error), EXIT_USAGE)
     try:
         with contextlib.closing(source):
-            run = _look(source, run_id, deadline)
-            if run.settings is None:
-                _fail(command, f"{run.reason} ({run.source})", EXIT_NO_RUN)
+            status = source.read(run_id, deadline)
+            (run,) = status.runs
+            if not run.is_there:
+                _fail(command, no_such_run(run, status.server), EXIT_NO_RUN)
             orders, said = decide(run)
             for order in orders:
                 source.order(run_id, order, deadline)
             click.echo(said)
-            click.echo(_look(source, run_id, deadline).reason)
+            (after,) = source.read(run_id, deadline).runs
+            click.echo(after.reason)
     except ParameterError as error:
         _fail(command, str(error), EXIT_USAGE)
     except RallypointError as error:
         _fail(command, str(error), EXIT_FAILED)
-
-
-def _look(source: Source, run_id: str, deadline: Deadline) -> RunStatus:
-    (run,) = source.read(run_id, deadline).runs
-    return run
 
 
 def _fail(command: str, text: str, code: int) -> NoReturn:

@@ -23,14 +23,13 @@ from rallypoint.cli import typed
 from rallypoint.cli.options import timing_rows
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.api import RendezvousParameters
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.rendezvous.endpoint import LOOPBACK, free_port
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store.engine_url import HIDDEN, redacted
 from rallypoint.store.engines import engine_url, is_engine
 from rallypoint.store.places import join_place, parse_places
 
 DEFAULT_MAX_RESTARTS = 3
-LOOPBACK = "127.0.0.1"
 PATH_BACKENDS = ("file",)
 NVIDIA_SMI_SECONDS = 20.0
 
@@ -46,7 +45,6 @@ class Plan(msgspec.Struct, frozen=True):
         local_world_size: workers of this node.
         max_restarts: failing rounds that the run may have.
         store_url: where workers find the store.
-        token: shared token, "" for none.
         insecure: serve other machines without a token.
         role, stop_grace: as given (the latter in seconds).
         rules: how nodes are let in and out.
@@ -62,7 +60,6 @@ class Plan(msgspec.Struct, frozen=True):
     local_world_size: int
     max_restarts: int
     store_url: str
-    token: str
     insecure: bool
     role: str
     stop_grace: float
@@ -74,6 +71,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Plan({self.parameters!r}, argv={self.argv!r})"  # never the token
+
+    def secret(self) -> bytes:
+        """Return the node's token; `store.token.current` follows one that is a file's."""
+        from rallypoint.store.token import read_token
+
+        return read_token(self.parameters.get("token"), self.parameters.get("token_file"))
 
 
 def make_plan(
@@ -115,7 +118,6 @@ def make_plan(
         local_world_size=workers,
         max_restarts=restarts,
         store_url=_store_url(backend, endpoint),
-        token=token,
         insecure=options["insecure"],
         role=options["role"],
         stop_grace=options["stop_grace"],
@@ -206,6 +208,10 @@ def command_of(command: tuple[str, ...], module: bool, no_python: bool) -> tuple
         raise ParameterError("-m and --no-python: give one of them")
     if no_python:
         if shutil.which(command[0]) is None:
+            if Path(command[0]).is_file():
+                raise ParameterError(
+                    f"{command[0]!r} is not executable: chmod +x, or leave out --no-python"
+                )
             raise ParameterError(f"no such program: {command[0]!r}; give its path, or fix PATH")
         return command
     if module:
@@ -257,7 +263,7 @@ def _config(options: Mapping[str, Any], token: str, restarts: int) -> dict[str, 
             for spelling in (row.parameter, *row.aliases):
                 config.pop(spelling, None)  # an option is stronger than --rdzv-conf
             config[row.parameter] = options[row.name]
-    for name in ("slot", "target_nodes", "role"):
+    for name in ("slot", "target_nodes", "role", "stop_grace", "admit"):
         if options[name] is not None:
             config[name] = options[name]
     for name in ("tls_ca", "tls_cert", "tls_key"):
@@ -268,7 +274,7 @@ def _config(options: Mapping[str, Any], token: str, restarts: int) -> dict[str, 
             config[name] = True
     if options["token_file"] is not None:
         config["token_file"] = str(options["token_file"])  # read again when it changes
-    elif token:
+    elif token and "token_file" not in config:
         config["token"] = token
     return {**config, "max_restarts": restarts}
 

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from rallypoint.agent.report import complain, speak_json
+from rallypoint.agent.report import complain, speak_for_logs, speak_json
 from rallypoint.agent.verdicts import EXIT_FAILED, EXIT_USAGE
-from rallypoint.cli.hosting import host
+from rallypoint.cli.hosting import host, tell_of
 from rallypoint.cli.options import SETTINGS, all_options, variable_of
 from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
 from rallypoint.cli.surroundings import fill
 from rallypoint.cli.typed import rank_of_a_seat
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.endpoint import LOOPBACK
 
 if TYPE_CHECKING:
     from rallypoint.agent.config import AgentConfig
+    from rallypoint.server.spawn import Spawned
     from rallypoint.store.api import Store
+    from rallypoint.store.places import Place
 
 HOSTED_BACKEND = "core"
 DOCTOR_STEP_SECONDS = 2.0
@@ -45,6 +48,10 @@ Examples:
 @click.pass_context
 def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
     """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
+    if options["log_format"] == "json":
+        speak_json(_label())
+    speak_for_logs()
+    _look_at_variables(ctx.command)
     try:
         filled, origins = fill(ctx, options, os.environ)
         if "node_rank" in origins:  # a scheduler counts the nodes of spares, too
@@ -72,17 +79,38 @@ def start(plan: Plan) -> int:
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     params = plan.parameters
-    if plan.care.as_json:
-        speak_json(_label())
     is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
+    _look_at_probes(plan.care.health)
     handler = get_rendezvous_handler(params)
+    hosted: list[Spawned] = []
     if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
         # after all that can be wrong with the options
-        host(plan, is_host, handler)
+        hosted = host(plan, is_host, handler)
     config = _agent_config(plan)
-    return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+    try:
+        return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+    finally:
+        tell_of(hosted)
+
+
+def _look_at_variables(command: click.Command) -> None:
+    """Say which of our variables mean nothing, before what is missing without them."""
+    from rallypoint.cli.variables import unread
+
+    for text in unread(os.environ, command):
+        complain(f"warning: {text}")
+
+
+def _look_at_probes(health: "Place | None") -> None:
+    """Say it where the kubelet, which asks the pod's address, would find nobody."""
+    if health is not None and health[0] == LOOPBACK and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        complain(
+            f"warning: --health-port listens on {LOOPBACK} only, and the kubelet's probes come to "
+            f"the pod's address: give --health-port 0.0.0.0:{health[1]} "
+            f"([::]:{health[1]} with IPv6)"
+        )
 
 
 def _label() -> str:
@@ -94,10 +122,9 @@ def _agent_config(plan: Plan) -> "AgentConfig":
     from rallypoint.agent.environment import WorkerContext
     from rallypoint.store.keyring import worker_token
     from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import current, read_token
+    from rallypoint.store.token import current
 
-    params, care = plan.parameters, plan.care
-    token = read_token(params.get("token"), params.get("token_file"))
+    params, care, token = plan.parameters, plan.care, plan.secret()
     return AgentConfig(
         argv=plan.argv,
         context=WorkerContext(
@@ -124,7 +151,7 @@ def _agent_config(plan: Plan) -> "AgentConfig":
         health_check_seconds=care.health_check_seconds,
         hang_seconds=care.hang_seconds,
         events_file=care.events_file,
-        health_port=care.health_port,
+        health=care.health,
         alone=plan.alone,
     )
 
@@ -133,13 +160,13 @@ def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
     """Return what opens the run's store as its workers see it, where nodes are told of changes."""
     from rallypoint.store.keyring import worker_token
     from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import current, read_token
+    from rallypoint.store.token import current
     from rallypoint.worker.process import open_store
 
     params = plan.parameters
     if params.backend == "static":
         return None
-    token = read_token(params.get("token"), params.get("token_file"))
+    token = plan.secret()
 
     def opened() -> "Store":
         where = {
@@ -153,14 +180,16 @@ def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
 
 
 def _doctor(plan: Plan) -> Callable[[], str]:
+    token = plan.secret()
+
     def look() -> str:
         from rallypoint.doctor.examination import Question, in_short
         from rallypoint.store.tls import read_tls
+        from rallypoint.store.token import current
 
         params = plan.parameters
-        tls = read_tls(params.config)
-        token, least = plan.token.encode(), params.min_nodes
-        questions = Question.each(params.endpoint, params.run_id, token, least, tls)
+        given = (current(token), params.min_nodes, read_tls(params.config))
+        questions = Question.each(params.endpoint, params.run_id, *given)
         return in_short(questions, DOCTOR_STEP_SECONDS)
 
     return look

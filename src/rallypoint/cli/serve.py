@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 import uvloop
 
-from rallypoint.cli.options import tls_options
+from rallypoint.cli.options import tls_options, token_file_option
 from rallypoint.cli.serve_state import Choice, serve_in_turn, state_options
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalError, ParameterError, RallypointError
@@ -48,7 +48,7 @@ Kept = tuple[Journal, Opened]
     show_default=True,
     help="What to listen on, exactly; port 0 picks a free one, which is printed.",
 )
-@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@token_file_option()
 @click.option("--insecure", is_flag=True, help="Allow other addresses than loopback, no token.")
 @tls_options
 @click.option(
@@ -112,7 +112,7 @@ def command(
     On two hosts or three, one leads and the others take over (docs/high-availability.md):
         rallypoint serve --bind 10.0.0.1:29400 --state etcd://h1:2379,h2:2379,h3:2379/prod
     """
-    _set_logs(verbose)
+    _set_logs(verbose, log_file is not None)
     try:
         shared.check(data_dir, until_empty)
         traces.asked(os.environ)
@@ -147,10 +147,23 @@ def _usable(options: Options) -> Options:
     return options
 
 
-def _set_logs(verbose: bool) -> None:
+def _set_logs(verbose: bool, hosted: bool) -> None:
+    """Set how this process speaks, and say which variables mean nothing.
+
+    Args:
+        verbose: say what each run is doing.
+        hosted: an agent has started it, which has looked at the variables, and the log is to go
+            unless something is wrong: of orders the nodes tell.
+    """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    if hosted:
+        return
+    from rallypoint.cli.variables import unread
+
     logging.getLogger("rallypoint.audit").setLevel(logging.INFO)
+    for text in unread(os.environ, command):
+        click.echo(f"rallypoint serve: warning: {text}", err=True)
 
 
 def _warn(sockets: list[socket.socket], options: Options) -> None:

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from rallypoint.cli.durations import Seconds
+from rallypoint.cli.options import together
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
 from rallypoint.server.options import Options, is_loopback
@@ -143,7 +144,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(shared=Choice(state, advertise, leader_lease, named), **options)
 
-    return functools.reduce(lambda found, option: option(found), reversed(_OPTIONS), taking)
+    return together(_OPTIONS, taking)
 
 
 async def serve_in_turn(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rallypoint.cli.durations import LONG
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.settings import ample_rejoin
 from rallypoint.testing.simulator.forecast import Forecast, Job, Weather
 
 
@@ -62,13 +63,13 @@ def _default(name: str) -> float:
 @click.option("--lease", type=LONG, default=lambda: _default("lease"))
 @click.option("--disconnect-grace", type=LONG, default=lambda: _default("disconnect_grace"))
 @click.option("--replacement-wait", type=LONG, default=lambda: _default("replacement_wait"))
-@click.option("--rejoin-timeout", type=LONG, default=lambda: _default("rejoin_timeout"))
+@click.option("--rejoin-timeout", type=LONG, help="[default: what suits --stop]")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
     nodes: int, min_nodes: int | None, hours: float, mtbf: float, silent: float, repair: float,
     stalls: float, stall: float, stop_seconds: float, last_call: float, lease: float,
-    disconnect_grace: float, replacement_wait: float, rejoin_timeout: float, seed: int,
+    disconnect_grace: float, replacement_wait: float, rejoin_timeout: float | None, seed: int,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Tell what these settings will cost a job: rounds, time lost, false losses, detection.
@@ -82,7 +83,7 @@ def command(
         min_nodes=min(nodes, min_nodes or max(1, nodes // 2)),
         max_nodes=nodes,
         last_call_seconds=last_call,
-        rejoin_seconds=rejoin_timeout,
+        rejoin_seconds=rejoin_timeout or ample_rejoin(stop_seconds),
         replacement_seconds=replacement_wait,
         lease_seconds=lease,
         grace_seconds=min(disconnect_grace, lease),

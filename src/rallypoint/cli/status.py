@@ -13,8 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rallypoint.cli.durations import Seconds
-from rallypoint.cli.options import backend_option
+from rallypoint.cli.options import (
+    backend_option,
+    endpoint_option,
+    run_id_option,
+    timeout_option,
+    token_file_option,
+)
 from rallypoint.cli.sources import Source, open_source
 from rallypoint.cli.status_view import picture
 from rallypoint.deadline import Deadline
@@ -34,26 +39,11 @@ Examples:
 """
 
 
-@click.command("status", epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--endpoint",
-    "--rdzv-endpoint",
-    "endpoint",
-    default="127.0.0.1:29400",
-    show_default=True,
-    envvar=["RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"],
-    metavar="HOST:PORT[,...]",
-    help="Where the nodes meet (file: the path that they share).",
-)
-@click.option(
-    "--run-id",
-    "--rdzv-id",
-    "run_id",
-    envvar=["RALLYPOINT_RUN_ID", "PET_RDZV_ID"],
-    help="The run to show; a server's runs if not given.",
-)
+@click.command("status", epilog=EXAMPLES)
+@endpoint_option()
+@run_id_option("The run to show; a server's runs if not given.")
 @backend_option
-@click.option("--token-file", help="File with the shared secret (else RALLYPOINT_TOKEN).")
+@token_file_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.status/1.")
 @click.option("-w", "--watch", is_flag=True, help="Show it live until ^C; with --json, one a line.")
 @click.option(
@@ -64,17 +54,10 @@ Examples:
     metavar="SECONDS",
     help="How often --watch asks.",
 )
-@click.option(
-    "--timeout",
-    type=Seconds(min_open=True),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long one question may take.",
-)
+@timeout_option("one question")
 def command(
     endpoint: str,
-    run_id: str | None,
+    run_id: str,
     backend: str,
     token_file: str | None,
     as_json: bool,
@@ -100,7 +83,7 @@ def command(
     except RallypointError as error:
         _fail(f"{error} (`rallypoint doctor` looks for the cause)", EXIT_UNREACHABLE)
     _show(status, as_json, console)
-    if run_id and status.runs[0].settings is None:
+    if run_id and not status.runs[0].is_there:
         sys.exit(EXIT_NO_RUN)
 
 
@@ -113,7 +96,7 @@ def _show(status: Status, as_json: bool, console: Console) -> None:
 
 def _watch(
     source: Source,
-    run_id: str | None,
+    run_id: str,
     as_json: bool,
     console: Console,
     interval: float,

@@ -7,7 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.rendezvous.coordinator import ExclusionLine, NoticeLine, RoundLine
-from rallypoint.rendezvous.status import MemberStatus, RunStatus, ServerStatus, Status
+from rallypoint.rendezvous.status import (
+    MemberStatus,
+    RunStatus,
+    ServerStatus,
+    Status,
+    no_such_run,
+)
 from rallypoint.wallclock import duration
 
 MEMBERS_SHOWN = 64
@@ -31,7 +37,8 @@ def picture(status: Status) -> Group:
     if status.server is not None:
         parts.append(_server(status.server))
     for run in status.runs:
-        parts += [Text(""), *_run(run)]
+        there = _run(run) if run.is_there else [Text(no_such_run(run, status.server))]
+        parts += [Text(""), *there]
     if status.server is not None and not status.runs:
         parts.append(Text("no run is known there", style="dim"))
     more = (status.server.run_count if status.server else 0) - len(status.runs)

@@ -9,15 +9,23 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.config import SignalPlan
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.core.state import Newcomers
+from rallypoint.rendezvous.endpoint import LOOPBACK
+from rallypoint.store.places import Place, parse_place
 
 OURS = ("core", "static", "file", "etcd", "redis")  # what others' backends read is theirs
 _INSTEAD = {  # what others read there, or what an option would overrule
     "node_rank": "give --node-rank",
     "max_restarts": "give --max-restarts",
+    "admit": "give --admit",
+    "admit_grace": "give --admit-grace",
+    "stop_grace": "give --stop-grace",
+    "health_check_timeout": "give --health-check-timeout",
+    "hang_timeout": "give --hang-timeout",
     "timeout": "give join_timeout",
     "read_timeout": "leave it out: no request has a limit of its own here",
     "store_type": "leave it out: give --backend",
@@ -41,8 +49,7 @@ class Care(msgspec.Struct, frozen=True):
     health_check_seconds: float = 60.0
     hang_seconds: float = 0.0
     events_file: str = ""
-    health_port: int | None = None
-    as_json: bool = False
+    health: Place | None = None
 
 
 def care_of(options: Mapping[str, Any]) -> Care:
@@ -53,8 +60,7 @@ def care_of(options: Mapping[str, Any]) -> Care:
         health_check_seconds=options["health_check_timeout"],
         hang_seconds=options["hang_timeout"],
         events_file=options["events"],
-        health_port=options["health_port"],
-        as_json=options["log_format"] == "json",
+        health=health_place(options["health_port"]),
     )
 
 
@@ -70,6 +76,20 @@ def check(options: Mapping[str, Any], conf: Mapping[str, str], most: int) -> Non
     check_conf(conf, options["backend"])
     check_node_rank(options["node_rank"], most)
     check_local_addr(options["local_addr"])
+
+
+def health_place(given: str | None) -> Place | None:
+    """Return where `--health-port` says, None for nowhere. Raises ParameterError."""
+    text = (given or "").strip()
+    if not text:
+        return None
+    try:
+        host, port = parse_place(f"{LOOPBACK}:{text}" if text.isdecimal() else text, -1)
+    except ParameterError as error:
+        raise ParameterError(f"--health-port {text}: give PORT or HOST:PORT: {error}") from error
+    if port == -1:
+        raise ParameterError(f"--health-port {text}: the port is missing; give PORT or HOST:PORT")
+    return host, port
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -141,8 +161,8 @@ def signal_plan(options: Mapping[str, Any]) -> SignalPlan:
 
 def rules(options: Mapping[str, Any]) -> Rules:
     """Return what `--admit` and its companions mean. Raises ParameterError."""
-    admit = Admit(options["admit"])
-    if admit is not Admit.NOW and options["backend"] == "static":
+    admit = Newcomers(options["admit"])
+    if admit is not Newcomers.NOW and options["backend"] == "static":
         raise ParameterError(
             f"--admit {admit} with --backend static: its rounds do not change; leave out --admit"
         )

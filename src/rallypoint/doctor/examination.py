@@ -135,7 +135,7 @@ def _within(question: Question, probe: Probe, talk: Talk) -> Iterator[Finding]:
         yield Finding("server", Verdict.FAIL, str(error), "look at the server's log")
         return
     if report is not None:
-        yield findings.run_state(run_status(report))
+        yield findings.run_state(run_status(report), server)
         yield findings.peers(probe.peers(ports(report)))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rallypoint.rendezvous.status import RunStatus, ServerStatus
+from rallypoint.rendezvous.status import RunStatus, ServerStatus, no_such_run
 from rallypoint.store import protocol as p
 
 SLOW_SECONDS = 0.2
@@ -296,16 +296,16 @@ def load(server: ServerStatus) -> Finding:
     return Finding("server", Verdict.OK, text)
 
 
-def run_state(run: RunStatus) -> Finding:
-    """Judge the run itself."""
+def run_state(run: RunStatus, server: ServerStatus | None = None) -> Finding:
+    """Judge the run itself (`server`: where it was looked for, if it was asked for its load)."""
     missing = f"; missing: {', '.join(run.missing[:5])}" if run.missing else ""
     text = f"{run.reason}{missing}"
     if run.phase == "closed":
         remedy = "an ended run stays ended: give a new --run-id, or --new-incarnation"
         return Finding("run", Verdict.FAIL, text, remedy)
-    if run.settings is None:
+    if not run.is_there:
         remedy = "nodes with another --run-id or endpoint do not meet these: compare them"
-        return Finding("run", Verdict.NOTE, text, remedy)
+        return Finding("run", Verdict.NOTE, no_such_run(run, server), remedy)
     return Finding("run", Verdict.OK if run.phase == "sealed" else Verdict.NOTE, text)
 
 

@@ -5,7 +5,8 @@ compare-and-set store (`shared`). Guarantees of both:
 
 * `join` returns only what was agreed and stored; it blocks at most its deadline;
 * what is told is pushed into `view()`, which answers without a request, and each change of
-  it calls the watchers, from a thread of the coordinator's, in order;
+  it calls the watchers, from a thread of the coordinator's or of a call that joins or leaves;
+  several changes may be told as one, and a watcher that fails harms nobody else;
 * the coordinator beats by itself every third of the lease; if its thread fails, the
   failure is in `view().error` and is raised by the next call;
 * all calls may come from any thread.

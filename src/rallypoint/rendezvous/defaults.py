@@ -61,7 +61,7 @@ def _limit(name: str, value: float, unit: str, meaning: str) -> Default:
 
 _WITHOUT_DEFAULT = frozenset((
     "slot", "target_nodes", "role", "topology", "token", "token_file", "is_host", "insecure",
-    "new_incarnation", "max_restarts", "rank", "node_rank", "path", "store_path",
+    "new_incarnation", "max_restarts", "rank", "node_rank", "path", "store_path", "admit",
     "use_agent_store", "tls", "tls_ca", "tls_cert", "tls_key", "tls_verify_client",
 ))  # fmt: skip
 DEFAULTS: tuple[Default, ...] = (
@@ -123,7 +123,8 @@ DEFAULTS: tuple[Default, ...] = (
     _setting(
         "rejoin_timeout",
         60.0,
-        "How long a node that was told to join again may take before it counts as lost.",
+        "How long a node that was told to join again may take before it counts as lost; if not "
+        "given, at least 30 s more than stop_grace.",
     ),
     _setting(
         "steady_after",

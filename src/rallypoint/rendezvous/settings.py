@@ -3,6 +3,12 @@
 The lease is the one figure behind all liveness: a node beats every third of it and is lost
 after as much silence. The field's older pair, `keep_alive_interval` and
 `keep_alive_max_attempt`, means the same: given explicitly, their product is the lease.
+
+Who is told of a new round stops its workers first, for as long as its own `stop_grace`, and is
+lost after the run's `rejoin_timeout` (rule G1). So no node asks for a rejoin timeout that its
+workers may outlast: one that is given is refused, one that is not follows from the stop grace.
+A node that stops longer than what the run was opened with allows has thus asked for more than
+that, and is told so like of any setting that differs (`core.explain.differences`).
 """
 
 from dataclasses import dataclass
@@ -11,7 +17,7 @@ from typing import Self
 
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.core.state import Newcomers, Settings
 from rallypoint.rendezvous.parameters import (
     RendezvousParameters,
     RendezvousTimeout,
@@ -23,6 +29,10 @@ from rallypoint.rendezvous.parameters import (
 from rallypoint.store.protocol import run_problem
 
 Duration = float | timedelta | None
+RETURN_SECONDS = 1.0
+"""What coming back takes at least, beside the workers' stopping: to be told, to kill, to join."""
+AMPLE_SECONDS = 30.0
+"""The same with much to spare: large processes are slow to go even when they are killed."""
 
 
 def _duration(name: str, value: Duration, *, zero: bool = False) -> timedelta:
@@ -48,6 +58,13 @@ def _lease(
     return product
 
 
+def _check_run(run_id: str) -> None:
+    if not is_text(run_id):
+        raise wrong("run_id", run_id, "a text that is not empty")
+    if problem := run_problem(run_id):
+        raise ParameterError(f"run_id={run_id[:40]!r}: {problem}")
+
+
 def _sizes(least: int, most: int, wanted: int | None) -> tuple[int, int, int | None]:
     """Return min_nodes, max_nodes and target_nodes, if they fit together."""
     least, most = as_int("min_nodes", least, 1), as_int("max_nodes", most)
@@ -57,6 +74,41 @@ def _sizes(least: int, most: int, wanted: int | None) -> tuple[int, int, int | N
     if target is not None and not least <= target <= most:
         raise wrong("target_nodes", wanted, f"{least} (min_nodes) to {most} (max_nodes)")
     return least, most, target
+
+
+def least_rejoin(stop_seconds: float) -> float:
+    """Return the shortest rejoin timeout, in seconds, for workers that take so long to stop."""
+    return stop_seconds + RETURN_SECONDS
+
+
+def ample_rejoin(stop_seconds: float) -> float:
+    """Return the rejoin timeout, in seconds, where none is given."""
+    return max(defaults.value("rejoin_timeout"), stop_seconds + AMPLE_SECONDS)
+
+
+def _rejoin(given: Duration, stop_grace: timedelta | None) -> timedelta:
+    """Return the rejoin timeout, if this node's workers can stop within it."""
+    stop_seconds = 0.0 if stop_grace is None else stop_grace.total_seconds()
+    if given is None:
+        return timedelta(seconds=ample_rejoin(stop_seconds))
+    rejoin, least = _duration("rejoin_timeout", given), least_rejoin(stop_seconds)
+    if stop_grace is not None and rejoin < timedelta(seconds=least):
+        raise ParameterError(
+            f"rejoin_timeout={rejoin.total_seconds():g} s, but stop_grace={stop_seconds:g} s: a "
+            "node whose workers take that long to stop would be lost in each change; give "
+            f"--rejoin-timeout {least:g} or more (without it, it follows from the stop grace), or "
+            "a shorter --stop-grace"
+        )
+    return rejoin
+
+
+def _newcomers(value: object) -> Newcomers | None:
+    if value is None:
+        return None
+    allowed = [each.value for each in Newcomers]
+    if value not in allowed:
+        raise wrong("admit", value, ", ".join(allowed))
+    return Newcomers(value)
 
 
 @dataclass(frozen=True, init=False)
@@ -77,11 +129,16 @@ class RendezvousSettings:
         lease: silence after which a node is lost (15 s).
         disconnect_grace: time for a cut connection to come back (1 s).
         replacement_wait: wait for a replacement after a loss (0 s).
-        rejoin_timeout: how long a node that was told to join again may take (60 s).
+        rejoin_timeout: how long a node that was told to join again may take (60 s, or 30 s more
+            than `stop_grace`).
         steady_after: how long a round must work to end a row of failing ones (300 s).
         quarantine_failures: rounds that one node may end by failing workers, of the last
             `QUARANTINE_ROUNDS`, before it is kept out; 0: any number.
         quarantine_time: how long it is kept out then (600 s).
+        stop_grace: how long this node's workers may take to stop, None if that is not known;
+            its own, and not shared.
+        admit: what this node's agent does about newcomers ("now", "checkpoint", "never"), None if
+            it does not say; its own, and compared.
 
     Raises:
         ParameterError: names the parameter, its value and what is allowed.
@@ -102,6 +159,8 @@ class RendezvousSettings:
     steady_after: timedelta
     quarantine_failures: int
     quarantine_time: timedelta
+    stop_grace: timedelta | None
+    admit: Newcomers | None
 
     def __init__(
         self,
@@ -121,17 +180,17 @@ class RendezvousSettings:
         steady_after: Duration = None,
         quarantine_failures: int | None = None,
         quarantine_time: Duration = None,
+        stop_grace: Duration = None,
+        admit: str | None = None,
     ) -> None:
-        if not is_text(run_id):
-            raise wrong("run_id", run_id, "a text that is not empty")
-        if problem := run_problem(run_id):
-            raise ParameterError(f"run_id={run_id[:40]!r}: {problem}")
+        _check_run(run_id)
         least, most, target = _sizes(min_nodes, max_nodes, target_nodes)
         limits = timeout or RendezvousTimeout()
         held = _lease(limits, keep_alive_interval, keep_alive_max_attempt, lease)
         attempts = keep_alive_max_attempt or int(defaults.value("keep_alive_max_attempt"))
         restarts = None if max_restarts is None else as_int("max_restarts", max_restarts, 0)
         grace = _duration("disconnect_grace", disconnect_grace, zero=True)
+        stop = None if stop_grace is None else _duration("stop_grace", stop_grace, zero=True)
         values: dict[str, object] = {
             "run_id": run_id,
             "min_nodes": least,
@@ -144,10 +203,12 @@ class RendezvousSettings:
             "lease": held,
             "disconnect_grace": min(grace, held),  # L1: never longer than the lease
             "replacement_wait": _duration("replacement_wait", replacement_wait, zero=True),
-            "rejoin_timeout": _duration("rejoin_timeout", rejoin_timeout),
+            "rejoin_timeout": _rejoin(rejoin_timeout, stop),
             "steady_after": _duration("steady_after", steady_after),
             "quarantine_failures": as_int("quarantine_failures", quarantine_failures or 0, 0),
             "quarantine_time": _duration("quarantine_time", quarantine_time),
+            "stop_grace": stop,
+            "admit": _newcomers(admit),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -172,6 +233,8 @@ class RendezvousSettings:
             steady_after=params.get_as_seconds("steady_after"),
             quarantine_failures=params.get_as_int("quarantine_failures"),
             quarantine_time=params.get_as_seconds("quarantine_time"),
+            stop_grace=params.get_as_seconds("stop_grace", zero=True),
+            admit=params.get("admit"),
         )
 
     def core(self) -> Settings:
@@ -189,4 +252,5 @@ class RendezvousSettings:
             steady_seconds=self.steady_after.total_seconds(),
             quarantine_failures=self.quarantine_failures,
             quarantine_seconds=self.quarantine_time.total_seconds(),
+            admit=self.admit,
         )

@@ -243,14 +243,20 @@ class SharedHost:
         self._tell()
 
     def _tell(self) -> None:
-        """Call the watchers; only the background thread does, so views come in order."""
+        """Call the watchers; only the background thread does, so views come in order.
+
+        One that fails harms nobody else: a node whose thread has ended is lost.
+        """
         while True:
             with self.changed:
                 if not self._untold:
                     return
                 view, watchers = self._untold.popleft(), list(self._watchers.values())
             for watcher in watchers:
-                watcher(view)
+                try:
+                    watcher(view)
+                except Exception:
+                    _log.exception("a watcher of run %r has failed", self._run_id)
 
     # -- what was seen ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Every time is a duration, in seconds before the document was made, on the monoto
 whoever made it; null where it is not known (a shared state holds no times).
 """
 
+import difflib
 from typing import Any
 
 import msgspec
@@ -238,6 +239,11 @@ class RunStatus(msgspec.Struct, frozen=True):
     exclusions: tuple[ExclusionLine, ...] = ()
     notices: tuple[NoticeLine, ...] = ()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a run: a node has opened it, or somebody has closed it."""
+        return self.settings is not None or self.phase != "gathering"
+
 
 class Status(msgspec.Struct, frozen=True):
     """The whole document; `server` is null where there is none (shared backends)."""
@@ -315,6 +321,18 @@ def done_sentence(report: Report) -> str:
     return f"{shown}{more} {have} finished and will not come again"
 
 
+def no_such_run(run: RunStatus, server: ServerStatus | None) -> str:
+    """Return that a run is not there, and which are: the likest names first (None: no server)."""
+    text = f"{run.source} has no run {run.run_id!r}: no node has joined it"
+    if server is None:
+        return text
+    names = [line.run_id for line in server.runs if line.run_id != run.run_id]
+    nearest = difflib.get_close_matches(run.run_id, names, _RUNS_NAMED, cutoff=0.0)
+    more = len(names) < server.run_count or len(nearest) < len(names)
+    there = ", ".join(map(repr, nearest)) + (", ..." if more else "")
+    return f"{text}; runs there: {there}" if there else f"{text}; no run is there"
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of `Status`."""
     schema = msgspec.json.schema(Status, ref_template="#/$defs/{name}")
@@ -331,6 +349,7 @@ def _count(number: int) -> str:
 
 
 _DONE_SHOWN = 3
+_RUNS_NAMED = 5
 _PLACES = ("participant", "candidate", "waiting", "spare", "finished")
 
 

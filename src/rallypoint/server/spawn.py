@@ -2,7 +2,8 @@
 
 The agent binds the port itself and hands the listening socket over: exactly one agent can
 bind, clients can connect at once, and nothing has to be waited for. The server's own output
-goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open.
+goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open. A
+server that ends with nothing in it takes it away; what holds something, the agent names.
 
 The server waits a while for its first client. The agent holds the writing end of a pipe as long as
 it lives: once that is closed, however the agent ended, nobody is waited for any more.
@@ -39,6 +40,14 @@ class Spawned:
     def is_local(self) -> bool:
         """Whether only this machine can reach it: an /etc/hosts often says so of its own name."""
         return all(is_loopback(address) for address in self.addresses)
+
+    def exit_code(self) -> int | None:
+        """Return how it has ended (-N: by signal N), None while it runs; once, where it started."""
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # nobody waits for children here (SIGCHLD is ignored)
+            return None
+        return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def host_if_ours(

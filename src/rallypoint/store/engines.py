@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rallypoint.store.engine import Engine
     from rallypoint.store.engine_store import EngineStore
 
-_ENGINES = {
+ENGINES = {
     "etcd": ("rallypoint.store.etcd", "EtcdEngine", "EtcdStore"),
     "redis": ("rallypoint.store.redis", "RedisEngine", "RedisStore"),
 }
-_SCHEMES = {scheme: name for name in _ENGINES for scheme in (name, f"{name}s")}
+_SCHEMES = {scheme: name for name in ENGINES for scheme in (name, f"{name}s")}
 
 
 def is_engine_url(url: str) -> bool:
@@ -32,7 +32,7 @@ def engine_url(name: str, endpoint: str) -> str:
 
 def is_engine(name: str) -> bool:
     """Return whether there is an engine of that name."""
-    return name in _ENGINES
+    return name in ENGINES
 
 
 def open_engine(url: str) -> "Engine":
@@ -59,4 +59,4 @@ def _of(url: str) -> tuple[str, str, str]:
     if not is_engine_url(url):
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise ParameterError(f"{redacted(url)!r}: no engine's URL; known are {known}")
-    return _ENGINES[_SCHEMES[url.partition("://")[0]]]
+    return ENGINES[_SCHEMES[url.partition("://")[0]]]

@@ -63,6 +63,8 @@ def parse_place(endpoint: str | None, default_port: int = DEFAULT_PORT) -> Place
         return "localhost", default_port
     if "," in text:
         raise _wrong(endpoint, "several endpoints where one is meant")
+    if "://" in text:
+        raise _wrong(endpoint, f"a URL; leave out {text.partition('://')[0]}://")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):

@@ -1,6 +1,6 @@
 """What workers do, and an agent in a process of its own, for test_local_agent.py.
 
-Here, and not in the test, because spawned processes import it by its name.
+Here, and not in the test, because other processes import it by its name.
 """
 
 import os
@@ -29,6 +29,8 @@ class Part:
         restarts: how often the agent may start them again.
         exit_barrier_seconds: how long it waits for other agents at the end.
         backend: which rendezvous.
+        start_method: of its workers; from a fork server they need not import torch each,
+            but they outlive an agent that is killed, as those of "spawn" do not.
     """
 
     work: Any
@@ -39,6 +41,7 @@ class Part:
     restarts: int = 0
     exit_barrier_seconds: float = 5.0
     backend: str = "rallypoint"
+    start_method: str = "forkserver"
 
 
 def make_spec(part: Part, endpoint: str, run_id: str, nodes: tuple[int, int]) -> WorkerSpec:
@@ -55,12 +58,14 @@ def make_spec(part: Part, endpoint: str, run_id: str, nodes: tuple[int, int]) ->
     )
 
 
-def make_agent(spec: WorkerSpec, folder: str, exit_barrier_seconds: float) -> LocalElasticAgent:
+def make_agent(
+    spec: WorkerSpec, folder: str, exit_barrier_seconds: float, start_method: str = "forkserver"
+) -> LocalElasticAgent:
     """Return torch's agent for a spec."""
     return LocalElasticAgent(
         spec,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
-        start_method="spawn",
+        start_method=start_method,
         exit_barrier_timeout=exit_barrier_seconds,
     )
 
@@ -70,7 +75,7 @@ def run_agent(
 ) -> RunResult:
     """Run an agent to its end, as a launcher does."""
     spec = make_spec(part, endpoint, run_id, nodes)
-    result = make_agent(spec, folder, part.exit_barrier_seconds).run()
+    result = make_agent(spec, folder, part.exit_barrier_seconds, part.start_method).run()
     spec.rdzv_handler.shutdown()
     if results is not None:
         results.put((part.role, result))

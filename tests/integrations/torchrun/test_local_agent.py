@@ -31,7 +31,9 @@ from rallypoint.rendezvous.endpoint import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LIMIT_SECONDS = 150.0  # for seconds of work, on a machine that may be busy
-spawned = multiprocessing.get_context("spawn")
+# Importing torch takes longer than most of what is done here: one process does it for all.
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload([local_elastic_agent.__name__])
 
 
 class Job:
@@ -39,7 +41,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
-        self.results: Any = spawned.Queue()
+        self.results: Any = forked.Queue()
         self.agents: list[Any] = []
         self._folder = folder
 
@@ -47,7 +49,7 @@ class Job:
         """Start one more agent."""
         folder = self._folder / str(len(self.agents))
         args = (part, self.endpoint, "job", nodes, str(folder), self.results)
-        self.agents.append(spawned.Process(target=run_agent, args=args))
+        self.agents.append(forked.Process(target=run_agent, args=args))
         self.agents[-1].start()
         return self.agents[-1]
 
@@ -212,7 +214,8 @@ def test_agents_may_end_apart(job: Job, seconds: float, barrier: float) -> None:
 
 
 def test_an_agent_that_is_killed_and_started_again_comes_back(job: Job) -> None:
-    part = Part(do.add_up, (2.0,), workers=2, restarts=2, config=(("is_host", True),))
+    host = (("is_host", True),)
+    part = Part(do.add_up, (2.0,), 2, restarts=2, config=host, start_method="spawn")
     job.start(part, (2, 2))
     job.start(part, (2, 2)).kill()
     job.start(part, (2, 2))
@@ -225,9 +228,9 @@ def test_an_agent_that_is_killed_and_started_again_comes_back(job: Job) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_who_is_left_goes_on_alone(job: Job, late: bool) -> None:
-    told = spawned.Queue()
+    told = forked.Queue()
     config = (("last_call", 2),)
-    part = Part(do.wait_for_world, (1, told), restarts=2, config=config)
+    part = Part(do.wait_for_world, (1, told), restarts=2, config=config, start_method="spawn")
     job.start(part, (1, 2))
     gone = job.start(part, (1, 2))
     if late:  # in the middle of a round of two
@@ -242,7 +245,7 @@ def test_who_is_left_goes_on_alone(job: Job, late: bool) -> None:
 
 
 def test_another_agent_is_taken_in(job: Job) -> None:
-    told = spawned.Queue()
+    told = forked.Queue()
     part = Part(do.wait_for_world, (2, told), config=(("last_call", 0.5),))
     job.start(part, (1, 2))
     assert told.get(timeout=LIMIT_SECONDS) == (0, 1)

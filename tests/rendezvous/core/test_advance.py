@@ -443,6 +443,15 @@ def test_close_ends_the_incarnation_in_every_phase() -> None:
         assert [run.kinds(name) for name in prepare] == [["RunClosed"]] * len(prepare)
 
 
+def test_a_close_without_a_reason_says_so() -> None:
+    step = sealed("node1", "node2").close("alice@node7", "", "noon")
+    words = "run 'demo' was closed at noon by alice@node7: no reason was given"
+    assert step.reason.endswith(words)
+    (told,) = step.messages
+    assert isinstance(told.message, RunClosed)
+    assert told.message.why == "no reason was given"
+
+
 @pytest.mark.parametrize(("known", "closed"), [(0, True), (1, False), (2, True), (3, False)])
 def test_e1_a_close_meant_for_another_incarnation_changes_nothing(known: int, closed: bool) -> None:
     run = sealed("node1", "node2")

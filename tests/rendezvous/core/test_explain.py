@@ -21,6 +21,7 @@ from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import (
     Closed,
     Member,
+    Newcomers,
     Settings,
     State,
     Verdict,
@@ -158,10 +159,15 @@ def test_rows_give_every_live_node_its_place() -> None:
 
 
 def test_every_setting_that_may_differ_is_compared() -> None:
-    held = Settings(1, 2)
-    others = {name for name in Settings.__struct_fields__ if name not in ("min_nodes", "max_nodes")}
+    held = Settings(1, 2, admit=Newcomers.NOW)
+    others = set(Settings.__struct_fields__) - {"min_nodes", "max_nodes", "admit"}
     for name in others:
         asked = msgspec.structs.replace(held, **{name: 77})
         assert "(not 77), which holds for all nodes" in differences(held, asked)
+    asked = msgspec.structs.replace(held, lease_seconds=5.0, admit=Newcomers.NEVER)
+    assert differences(held, asked) == (
+        "lease=15 (not 5), which holds for all nodes; admit=now (not never): each node goes by its "
+        "own, so give all nodes the same"
+    )
     assert differences(held, held) == ""
     assert differences(held, Settings(1, 3)) == ""  # refused (J6)

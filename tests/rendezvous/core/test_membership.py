@@ -22,7 +22,7 @@ from rallypoint.rendezvous.core.events import (
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import Closed, Standing
+from rallypoint.rendezvous.core.state import Closed, Newcomers, Standing
 
 # -- L2, H1, F1: who is refused whatever it asks --------------------------------------------
 
@@ -224,6 +224,33 @@ def test_j6_a_newcomer_with_other_shared_settings_is_told_which_hold() -> None:
     )
     step = run.join("node4")
     assert not [s for s in step.messages if isinstance(s.message, SettingsHeld)]
+
+
+def test_j6_a_newcomer_that_stops_longer_than_the_run_allows_is_told_what_that_means() -> None:
+    run = sealed("node1", "node2", most=4)
+    held = run.settings.rejoin_seconds
+    for name, rejoin in (("node3", held + 270), ("node4", held / 2)):
+        other = msgspec.structs.replace(run.settings, rejoin_seconds=rejoin)
+        step = run.do(msgspec.structs.replace(run.joining(name), settings=other))
+        (why,) = (s.message.why for s in step.messages if isinstance(s.message, SettingsHeld))
+        assert f"rejoin_timeout={held:g} (not {rejoin:g}), which holds for all nodes" in why
+        means = "; a node whose workers take longer to stop is lost in each change"
+        assert why.endswith(means) is (name == "node3")
+
+
+def test_j6_a_newcomer_that_admits_otherwise_is_told() -> None:
+    run = Drive(1, 3)
+    mine = msgspec.structs.replace(run.settings, admit=Newcomers.CHECKPOINT)
+    run.do(msgspec.structs.replace(run.joining("node1"), settings=mine))
+    for name, admit in (("node2", Newcomers.NOW), ("node3", None), ("node4", mine.admit)):
+        asked = msgspec.structs.replace(mine, admit=admit)
+        step = run.do(msgspec.structs.replace(run.joining(name), settings=asked))
+        told = [(s.to, s.message) for s in step.messages if isinstance(s.message, SettingsHeld)]
+        why = (
+            "the run was opened by node1 pid 1 with admit=checkpoint (not now): each node goes by "
+            "its own, so give all nodes the same"
+        )
+        assert told == ([(("node2",), SettingsHeld(why))] if name == "node2" else [])
 
 
 # -- I1 and hints: the same place ---------------------------------------------------------

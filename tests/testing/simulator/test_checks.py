@@ -12,6 +12,7 @@ def has_any(plan: Plan, kinds: tuple[Kind, ...]) -> bool:
     return any(fault.kind in kinds for fault in plan.faults)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_planted_fault_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.plant(monkeypatch)

@@ -36,6 +36,7 @@ BY_FIRST = [
 ]  # fmt: skip
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     ("name", "pairs"),
     [pytest.param(name, pairs, id=f"{name}: {first}") for name, first, pairs in BY_FIRST if pairs],

@@ -1,3 +1,4 @@
+from rallypoint.rendezvous.settings import least_rejoin
 from rallypoint.testing.simulator.plan import STEP_KINDS, Kind, plan_from
 
 
@@ -16,6 +17,7 @@ def test_many_seeds_have_every_kind_of_fault_and_of_world() -> None:
         assert s.min_nodes <= plan.nodes
         assert s.grace_seconds <= s.lease_seconds
         assert plan.bound_seconds > s.lease_seconds
+        assert s.rejoin_seconds >= least_rejoin(plan.stop_seconds), "as a user could ask for it"
 
 
 def test_a_plan_is_read_by_people() -> None:

@@ -39,6 +39,7 @@ from rallypoint.rendezvous.core.events import (
     Timer,
 )
 from rallypoint.rendezvous.core.explain import describe
+from rallypoint.rendezvous.core.marks import NO_REASON
 from rallypoint.rendezvous.core.rounds import close_run, settle
 from rallypoint.rendezvous.core.state import (
     PLACES,
@@ -181,7 +182,8 @@ def _gathering(d: Draft, incarnation: int, number: int) -> bool:
 
 def _close(d: Draft, e: Close) -> None:
     if e.incarnation in (0, d.incarnation):  # E1
-        close_run(d, e.by, e.at, e.why, Verdict.CLOSED)  # L3: only here, in F1 and in B1
+        why = e.why or NO_REASON
+        close_run(d, e.by, e.at, why, Verdict.CLOSED)  # L3: only here, in F1 and in B1
 
 
 _RULES: dict[type, Callable[[Draft, Any], None]] = {

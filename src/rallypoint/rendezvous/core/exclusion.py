@@ -9,7 +9,7 @@ again once it is admitted.
 from rallypoint.rendezvous.core.draft import Draft
 from rallypoint.rendezvous.core.events import Admit, Exclude, ExclusionOver, Refusal, Refused
 from rallypoint.rendezvous.core.going import remove
-from rallypoint.rendezvous.core.marks import Aspect, Exclusion
+from rallypoint.rendezvous.core.marks import NO_REASON, Aspect, Exclusion
 from rallypoint.rendezvous.core.state import (
     EXCLUSIONS_LIMIT,
     Member,
@@ -43,7 +43,7 @@ def exclude(d: Draft, e: Exclude) -> None:
         d.exclusion_count,
         e.aspect,
         e.name,
-        e.why or "no reason was given",
+        e.why or NO_REASON,
         e.by,
         e.at,
         e.seconds,

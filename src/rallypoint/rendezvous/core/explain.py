@@ -23,7 +23,7 @@ from rallypoint.rendezvous.core.state import (
 )
 
 NAMES_SHOWN = 5
-_SETTINGS = {  # what may differ between nodes (J6: the bounds may not), by parameter
+_SETTINGS = {  # what may be asked for otherwise (J6: the bounds may not), by parameter
     "target_nodes": "target_nodes",
     "max_restarts": "max_restarts",
     "last_call_seconds": "last_call",
@@ -118,7 +118,7 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
 
 
 def differences(held: Settings, asked: Settings) -> str:
-    """Return which settings of a run hold against those that a newcomer gave, "" if all agree."""
+    """Return what a newcomer gave otherwise than the run was opened with, "" if all agrees."""
     if held == asked:
         return ""
     known, given = (msgspec.structs.asdict(each) for each in (held, asked))
@@ -127,7 +127,13 @@ def differences(held: Settings, asked: Settings) -> str:
         for name, text in _SETTINGS.items()
         if known[name] != given[name]
     ]
-    return ", ".join(other) + ", which holds for all nodes" if other else ""
+    told = [", ".join(other) + ", which holds for all nodes"] if other else []
+    if held.rejoin_seconds < asked.rejoin_seconds:  # what it asked for outlasts its stop grace
+        told.append("a node whose workers take longer to stop is lost in each change")
+    if held.admit and asked.admit and held.admit is not asked.admit:
+        own = "each node goes by its own, so give all nodes the same"
+        told.append(f"admit={held.admit} (not {asked.admit}): {own}")
+    return "; ".join(told)
 
 
 def _shown(value: float | None) -> str:

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+NO_REASON = "no reason was given"
+
 
 class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of these values, which are part of the state."""

@@ -61,6 +61,14 @@ class Node(_Value, frozen=True):
         return f"{name} pid {self.pid}" if self.pid else f"{name} id {self.id[:8]}"
 
 
+class Newcomers(StrEnum):
+    """What agents do about nodes that wait to be let in (see `agent.admission`)."""
+
+    NOW = "now"
+    CHECKPOINT = "checkpoint"
+    NEVER = "never"
+
+
 class Settings(_Value, frozen=True):
     """What a run was opened with. Seconds are for the hosts; the core only looks at None/0.
 
@@ -79,6 +87,8 @@ class Settings(_Value, frozen=True):
         quarantine_failures: rounds that one node may end by failing workers, within
             `QUARANTINE_ROUNDS`, before it is excluded (rule H1); 0: any number.
         quarantine_seconds: how long it is kept out then.
+        admit: what the node that opened it does about newcomers, None if it does not say; each
+            agent goes by its own, so the core only tells who does otherwise.
     """
 
     min_nodes: int
@@ -93,6 +103,7 @@ class Settings(_Value, frozen=True):
     steady_seconds: float = 300.0
     quarantine_failures: int = 0
     quarantine_seconds: float = 600.0
+    admit: Newcomers | None = None
 
 
 class Standing(StrEnum):

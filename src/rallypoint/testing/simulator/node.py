@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rallypoint.agent import events, policy
-from rallypoint.agent.admission import Admit, Rules
+from rallypoint.agent.admission import Rules
 from rallypoint.agent.agent import events_of
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import (
@@ -19,7 +19,7 @@ from rallypoint.rendezvous.core.events import (
     Refused,
     RoundOpened,
 )
-from rallypoint.rendezvous.core.state import Failure, Node
+from rallypoint.rendezvous.core.state import Failure, Newcomers, Node
 from rallypoint.testing.simulator.clockwork import Handle, Process
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Agent(ABC):
             node=self.name,
             local_world_size=1,
             stop_grace_seconds=plan.stop_seconds,
-            rules=Rules(Admit(plan.admit), grace_seconds=plan.save_seconds),
+            rules=Rules(Newcomers(plan.admit), grace_seconds=plan.save_seconds),
         )
         self.exit: events.Exit | None = None
         self.left = False

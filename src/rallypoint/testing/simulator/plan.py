@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.settings import least_rejoin
 
 
 class Kind(StrEnum):
@@ -202,7 +203,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         admit=dice.choice(["now", "now", "checkpoint", "never"]),
         save_seconds=dice.choice([1.0, 5.0]),
     )
-    # who takes longer to stop than it has to rejoin is lost in each change, and no run settles
-    rejoin = max(settings.rejoin_seconds, plan.stop_seconds + 1.0)
+    # what a user cannot ask for is not simulated
+    rejoin = max(settings.rejoin_seconds, least_rejoin(plan.stop_seconds))
     settings = msgspec.structs.replace(settings, rejoin_seconds=rejoin)
     return msgspec.structs.replace(plan, settings=settings)

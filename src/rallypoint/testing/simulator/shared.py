@@ -67,6 +67,7 @@ def settings_of(plan: "Plan") -> RendezvousSettings:
         steady_after=s.steady_seconds,
         quarantine_failures=s.quarantine_failures,
         quarantine_time=s.quarantine_seconds,
+        stop_grace=plan.stop_seconds,
     )
 
 
