@@ -120,7 +120,9 @@ def test_what_is_no_server_is_not_tried_again() -> None:
         client, _ = http.accept()
         with client:
             client.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-            with pytest.raises(NotOurProtocolError, match="is not a Rallypoint server"):
+            with pytest.raises(
+                NotOurProtocolError, match="Rallypoint server: an SSH server"
+            ):
                 trying.result(10)
 
 

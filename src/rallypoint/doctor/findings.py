@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from rallypoint.rendezvous.status import RunStatus, ServerStatus, no_such_run
 from rallypoint.store import protocol as p
+from rallypoint.store.strangers import speaks_tls, who_speaks
 
 SLOW_SECONDS = 0.2
 LAG_SECONDS = 0.5
@@ -21,15 +22,6 @@ CLOCK_SECONDS = 60.0
 ANSWERED = (errno.ECONNREFUSED, errno.ECONNRESET)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 CERTIFICATE_DAYS = 30
-TLS_ALERT = b"\x15\x03"
-_OTHERS = (
-    (b"HTTP/", "an HTTP server"),
-    (b"SSH-", "an SSH server"),
-    (TLS_ALERT, "a server that speaks TLS"),
-    (b"\x16\x03", "a server that speaks TLS"),
-    (b"-ERR", "a Redis server"),
-    (b"\x00\x00\x12\x04", "a gRPC (HTTP/2) server, such as etcd"),
-)
 
 
 class Verdict(StrEnum):
@@ -222,10 +214,10 @@ def answers(greeting: Greeting) -> Finding:
 
 
 def _other(greeting: Greeting) -> Finding:
-    kind = next((name for start, name in _OTHERS if greeting.first.startswith(start)), "")
+    kind = who_speaks(greeting.first)
     text = f"another program listens there: {kind or f'it sent {greeting.first[:24]!r}'}"
     remedy = "give the port of a Rallypoint server, or another port to both"
-    if "TLS" in kind:
+    if speaks_tls(greeting.first):
         text = "the port speaks TLS, and this node speaks plain"
         remedy = "give the port that speaks plain, or switch TLS on (or off) on both sides"
     return Finding("answer", Verdict.FAIL, text, remedy)

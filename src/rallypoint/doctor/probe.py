@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rallypoint.deadline import Deadline
-from rallypoint.doctor.findings import TLS_ALERT, Answer, Greeting, Place, goodbye
+from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
@@ -21,6 +21,7 @@ from rallypoint.store import protocol as p
 from rallypoint.store.connect import AddressInfo, own_addresses, resolve
 from rallypoint.store.handshake import LoneTokenError, StandbyError, UnknownTokenError
 from rallypoint.store.link import SOFTWARE, Link, NotOurProtocolError, Target, open_link
+from rallypoint.store.strangers import TLS_ALERT
 from rallypoint.store.tls import CertificateError
 
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)

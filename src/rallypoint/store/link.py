@@ -36,6 +36,7 @@ from rallypoint.store.handshake import (
 )
 from rallypoint.store.keyring import Key, for_run, parse
 from rallypoint.store.places import Place, join_place
+from rallypoint.store.strangers import speaks_tls, who_speaks
 from rallypoint.store.target import Target
 from rallypoint.store.token import current
 
@@ -57,7 +58,6 @@ HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next one is asked: this one may be stopped
 SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
 _header = p.HEADER.unpack_from
-_TLS_STARTS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake record
 
 
 class Link:
@@ -170,14 +170,16 @@ class Link:
         length = _header(view, start)[0]
         if length <= p.FRAME_LIMIT:
             return
-        if bytes(view[start : start + 2]) in _TLS_STARTS:
+        head = bytes(view[start : start + 8])
+        if speaks_tls(head):
             raise NotOurProtocolError(
                 f"the server at {self.where} speaks TLS and this client does not: give the "
                 "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
             )
+        who = who_speaks(head) or f"it sent {head!r}, a frame of {length} bytes"
         raise NotOurProtocolError(
-            f"what listens at {self.where} sent a frame of {length} bytes (limit "
-            f"{p.FRAME_LIMIT}): it is not a Rallypoint server; {ADVICE}"
+            f"what listens at {self.where} is not a Rallypoint server: {who} (limit of a frame: "
+            f"{p.FRAME_LIMIT} bytes); {ADVICE}"
         )
 
     def broken(self, error: OSError) -> StoreConnectionError:
