@@ -130,12 +130,12 @@ def make_handler(port: int) -> DynamicRendezvousHandler:
 
 # Counted with Python 3.11, client and server together.
 LIMITS_OF_CALLS = {
-    "set": 1012,
-    "get": 869,
-    "add": 1044,
-    "compare_set": 1040,
-    "check": 821,
-    "wait": 935,
-    "barrier": 1274,
+    "set": 888,
+    "get": 772,
+    "add": 920,
+    "compare_set": 916,
+    "check": 726,
+    "wait": 857,
+    "barrier": 1148,
 }
-LIMITS_OF_JOINS = {"join again": 5300}
+LIMITS_OF_JOINS = {"join again": 5105}
