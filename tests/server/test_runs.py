@@ -22,7 +22,8 @@ from rallypoint.rendezvous.core.events import (
     WaitingChanged,
 )
 from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import Gathering, Sealed
+from rallypoint.rendezvous.core.state import Gathering, Sealed, Settings
+from rallypoint.server.runs import SECONDS_A_NODE
 
 
 def told(session: FakeSession, kind: type[Any]) -> Any:
@@ -65,6 +66,58 @@ def test_who_asks_for_a_round_is_told_of_it_by_its_seat_alone() -> None:
     bench.loop.turn()
     assert bench.sessions["a"].take() == []
     assert told(bench.sessions["b"], RoundOpened).round == 2
+
+
+MANY = Settings(2, 3000, last_call_seconds=30.0, lease_seconds=15.0)
+WAIT_SECONDS = 2000 * SECONDS_A_NODE
+
+
+def many_nodes() -> Bench:
+    bench = Bench(MANY)
+    for number in range(2000):
+        bench.join(f"n{number}")
+    bench.loop.turn()
+    bench.host.writes = 0
+    return bench
+
+
+def test_with_thousands_of_nodes_events_wait_for_others() -> None:
+    bench = many_nodes()
+    for late in ("x", "y"):
+        bench.join(late)
+        bench.loop.turn()
+        assert bench.host.writes == 0
+    bench.loop.now += WAIT_SECONDS * 1.1
+    bench.loop.turn()
+    assert bench.host.writes == 1
+    assert {"x", "y"} <= set(bench.host.state.candidates)
+
+
+def test_what_is_decided_by_time_or_by_one_node_does_not_wait() -> None:
+    bench = many_nodes()
+    bench.join("x")
+    bench.ask("n7", 1, Leave("n7", "done"))
+    bench.loop.turn()
+    assert bench.host.writes == 1
+    assert "x" in bench.host.state.candidates
+    assert "n7" not in bench.host.state.candidates
+
+
+def test_thousands_of_cuts_and_returns_are_as_few_writes() -> None:
+    bench = many_nodes()
+    cut = [f"n{number}" for number in range(500)]
+    for node in cut:
+        bench.host.disconnected(bench.sessions[node])
+    bench.loop.now += WAIT_SECONDS * 1.1
+    bench.loop.turn()
+    assert bench.host.writes == 1
+    assert sum(not m.connected for m in bench.host.state.candidates.values()) == len(cut)
+    for node in cut:
+        bench.host.resume(bench.connect(node), wire.Resume(node, 1, 1))
+    bench.loop.now += WAIT_SECONDS * 1.1
+    bench.loop.turn()
+    assert bench.host.writes == 2
+    assert all(member.connected for member in bench.host.state.candidates.values())
 
 
 def test_a_leave_is_acknowledged_after_it_is_stored() -> None:

@@ -120,9 +120,7 @@ def test_what_is_no_server_is_not_tried_again() -> None:
         client, _ = http.accept()
         with client:
             client.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-            with pytest.raises(
-                NotOurProtocolError, match="Rallypoint server: an SSH server"
-            ):
+            with pytest.raises(NotOurProtocolError, match="Rallypoint server: an SSH server"):
                 trying.result(10)
 
 

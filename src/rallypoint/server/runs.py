@@ -1,6 +1,8 @@
 """Hosts the core: one `RunHost` a run, its single writer.
 
-Events of one loop turn are applied together: `advance` once, store once, then send. The
+Events of one loop turn are applied together: `advance` once, store once, then send. A step
+copies the places of all nodes, so with thousands of nodes what comes in crowds waits a moment
+for more (`SECONDS_A_NODE`): else those who trickle in would cost the square of their number. The
 host keeps what the core must not know: connections, when each was last heard, and timers.
 
 * Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
@@ -60,6 +62,9 @@ from rallypoint.wallclock import now_text
 
 logger = logging.getLogger("rallypoint.server")
 
+IN_CROWDS = (Join, Disconnected, Reconnected)
+SECONDS_A_NODE = 1e-6  # for which events wait for others; a step costs a few hundredths of that
+AT_ONCE_SECONDS = 1e-3  # so long nobody need wait: up to 1,000 nodes
 HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was away
 
 
@@ -87,6 +92,7 @@ class RunHost:
         self._loop = loop
         self._where = where
         self._events: list[Event] = []
+        self._flushing = False  # in this turn of the loop
         self._done: list[tuple[Session, wire.Ask]] = []
         self._timers: dict[Timer, tuple[asyncio.TimerHandle, float]] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
@@ -138,7 +144,8 @@ class RunHost:
     @guarded
     def resume(self, session: Session, resume: wire.Resume) -> None:
         """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
-        self.flush()
+        if not all(isinstance(event, Reconnected) for event in self._events):
+            self.flush()  # what it is told must be what is; that others are back changes nothing
         member = find(self.state, resume.node)
         if member is not None and self.state.incarnation == resume.incarnation:
             self._bind(session, resume.node)
@@ -177,9 +184,8 @@ class RunHost:
         if node is None or self.sessions.get(node) is not session:
             return
         del self.sessions[node]
-        self.flush()
-        if find(self.state, node) is None or self.state.settings is None:
-            return
+        if self.state.settings is None:
+            self.flush()  # its join may be the first one
         self._submit(Disconnected(node))
         self._start_grace(node)
 
@@ -237,13 +243,19 @@ class RunHost:
     # -- the one writer -------------------------------------------------------------------
 
     def _submit(self, event: Event) -> None:
-        if not self._events:
-            self._loop.call_soon(self.flush)
         self._events.append(event)
+        pause = SECONDS_A_NODE * len(self.sessions) if isinstance(event, IN_CROWDS) else 0.0
+        if pause <= AT_ONCE_SECONDS:
+            if not self._flushing:
+                self._flushing = True
+                self._loop.call_soon(self.flush)
+        elif len(self._events) == 1:
+            self._loop.call_later(pause, self.flush)
 
     @guarded
     def flush(self) -> None:
         """Apply the events of this turn: advance, store, then tell."""
+        self._flushing = False
         if not self._events:
             return
         events, self._events = self._events, []

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.testing.simulator.planted import CASES
 
+from rallypoint.server import runs
 from rallypoint.testing.simulator import (
     Failure,
     Kind,
@@ -44,6 +45,14 @@ def test_new_seeds_violate_nothing(shared: bool) -> None:
     found = search(seeds, lambda seed: plan_from(seed, shared), FRESH_SECONDS)
     print(found.line())
     assert found.failure is None, told(found.failure)
+
+
+def test_events_that_wait_for_others_violate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with thousands of nodes (runs.py), which no simulated run has."""
+    monkeypatch.setattr(runs, "SECONDS_A_NODE", 0.02)
+    first = first_seed()
+    found = search(range(first, first + 150), lambda seed: plan_from(seed, False))
+    assert found.failure is None, story(shrink(found.failure))
 
 
 @pytest.mark.parametrize("line", FAILED.read_text("utf-8").splitlines())
