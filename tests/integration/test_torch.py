@@ -1,7 +1,8 @@
 """The torch example, with real torch and gloo: one agent with two workers, and two agents.
 
 Needs an environment that has torch beside rallypoint; RALLYPOINT_TORCH_PYTHON names its
-interpreter (this one, if it has torch itself). Selected by `-m torch` only, as .ci/run does.
+interpreter (this one, if it has torch itself). Selected by `-m torch`; .ci/run runs it beside
+tests/integrations, in their environment.
 """
 
 import os

@@ -91,7 +91,7 @@ def test_parked_calls_are_cancelled_with_the_connection() -> None:
     desk = Desk()
     desk.call(1, p.Get("later", 60.0))
     desk.call(2, p.QueuePop("q", 60.0))
-    assert (desk.space.keys.parked, desk.loop.pending) == (2, 2)
+    assert (desk.space.keys.parked, desk.loop.pending) == (2, 1)
     desk.space.detach(b"c", desk.peer, for_good=False)
     assert (desk.space.keys.parked, desk.loop.pending) == (0, 0)
 

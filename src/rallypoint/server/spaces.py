@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 from rallypoint.errors import StoreError, StoreLimitError, StoreTimeoutError, StoreValueError
 from rallypoint.rendezvous import defaults
+from rallypoint.server.deadlines import Deadlines
 from rallypoint.server.fault import OnFault, guarded
 from rallypoint.store import protocol as p
 from rallypoint.store.keyspace import PARKED, Keyspace
@@ -79,7 +80,7 @@ class Client:
         self.peer: Peer | None = None
         self.results: dict[int, bytes] = {}
         self.result_bytes = self.newest = 0
-        self.parked: dict[int, tuple[asyncio.TimerHandle, p.StoreRequest]] = {}
+        self.parked: dict[int, p.StoreRequest] = {}
         self.gone_at: float | None = None
 
     def keep(self, call_id: int, data: bytes) -> None:
@@ -135,6 +136,7 @@ class Space:
         self._waiters_limit, self._results_limit = waiters_limit, results_limit
         self._named_bytes = 0
         self.keys = Keyspace(limit_bytes, **limits)
+        self._deadlines = Deadlines[tuple[bytes, int]](loop, self._expire)
         self.clients: dict[bytes, Client] = {}
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.calls = 0
@@ -294,8 +296,8 @@ class Space:
     ) -> None:
         if isinstance(request, _WAITING) and call_id not in client.parked:
             wait = min(request.timeout, LONGEST_WAIT_SECONDS)
-            expire = self._loop.call_later(wait, self._expire, client_id, call_id)
-            client.parked[call_id] = (expire, request)
+            self._deadlines.add((client_id, call_id), wait)
+            client.parked[call_id] = request
             self._named_bytes += _named_bytes(request)
 
     def _complete(self) -> None:
@@ -312,27 +314,28 @@ class Space:
             data = self._reply(call_id, result)
             parked = client.parked.pop(call_id, None)
             if parked is not None:
-                parked[0].cancel()
-                self._named_bytes -= _named_bytes(parked[1])
-                if not isinstance(parked[1], p.REPEATABLE):
+                self._deadlines.remove((client_id, call_id))
+                self._named_bytes -= _named_bytes(parked)
+                if type(parked) not in _REPEATABLE:
                     client.keep(call_id, data)
                     self._note(client_id)
             self._answer(client, data)
 
     @guarded
-    def _expire(self, client_id: bytes, call_id: int) -> None:
+    def _expire(self, token: tuple[bytes, int]) -> None:
+        client_id, call_id = token
         client = self.clients.get(client_id)
         parked = None if client is None else client.parked.pop(call_id, None)
         if client is None or parked is None:
             return
-        self._named_bytes -= _named_bytes(parked[1])
-        error = self.keys.expire((client_id, call_id))
+        self._named_bytes -= _named_bytes(parked)
+        error = self.keys.expire(token)
         if error is not None:
             self._answer(client, _failure(call_id, error))
 
     def _cancel_parked(self, client_id: bytes, client: Client) -> None:
-        for call_id, (timer, request) in client.parked.items():
-            timer.cancel()
+        for call_id, request in client.parked.items():
+            self._deadlines.remove((client_id, call_id))
             self._named_bytes -= _named_bytes(request)
             self.keys.cancel((client_id, call_id))
         client.parked.clear()
