@@ -113,7 +113,8 @@ def test_clients_are_kept_with_their_answers() -> None:
     notes.space.clients[b"\0c"].keep(7, b"answer")
     assert notes.marks == 1
     assert set(notes.do()) == {"client/run/0063"}
-    assert notes.read().clients == {b"\0c": Kept(0, 1, {7: b"answer"})}
+    record = notes.space.record(b"\0c")
+    assert notes.read().clients == {b"\0c": Kept(*record, {7: b"answer"})}
 
 
 def test_what_goes_takes_its_entries_along() -> None:

@@ -56,6 +56,10 @@ def test_a_call_sent_again_takes_effect_once() -> None:
     assert desk.space.calls == 2
 
 
+def test_a_space_that_is_made_anew_gives_no_record_again() -> None:
+    assert Desk().space.record(b"c") != Desk().space.record(b"c")
+
+
 def test_a_waiting_call_with_an_effect_takes_effect_once() -> None:
     desk = Desk()
     assert desk.call(1, p.QueuePop("q", 60.0)) == []

@@ -14,6 +14,7 @@ without a word by number.
 """
 
 import asyncio
+import itertools
 from collections import OrderedDict
 from typing import Protocol, cast
 
@@ -31,6 +32,7 @@ LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take; who asks for
 _WAITING = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)
 _MAY_WAIT = frozenset(_WAITING)
 _NAMES_KEYS = (p.Wait, p.MultiGet)
+_records = itertools.count(1)  # of all spaces: one that is made anew gives no number again
 _REPEATABLE = frozenset(p.REPEATABLE)
 
 
@@ -143,7 +145,7 @@ class Space:
         self.broken = ""  # why it answers no call any more
         self.on_fault: OnFault | None = None
         self.notes: SpaceNotes | None = None
-        self._epoch, self._records = epoch, 0
+        self._epoch = epoch
 
     def peer(self, client_id: bytes) -> Peer | None:
         """Return the present connection of a client, None if it has none."""
@@ -154,8 +156,7 @@ class Space:
         """A client's connection is there; return whether its last results are still known."""
         known = self.clients.get(client_id)
         if known is None:
-            self._records += 1
-            known = self.clients[client_id] = Client(self._epoch, self._records)
+            known = self.clients[client_id] = Client(self._epoch, next(_records))
             known.peer = peer
             self._note(client_id)
             return False
