@@ -268,6 +268,26 @@ def test_what_a_user_says_is_one_clean_line() -> None:
         cluster.nodes["b"].outcome()
 
 
+def test_who_opens_a_closed_run_afresh_is_in_it_whatever_it_read_meanwhile() -> None:
+    cluster = Cluster(least=1, most=1)
+    cluster.add("a")
+    a, host = cluster.nodes["a"], cluster.nodes["a"]._host
+    a.close("enough", Deadline(5))
+    cluster.run(1)
+    forget = host.forget
+
+    def forget_and_look_again() -> None:
+        forget()
+        host.step()  # as its own thread may, before the join has its turn
+
+    host.forget = forget_and_look_again  # type: ignore[method-assign]
+    node = Node(id="a", address="hosta", port=1, pid=1)
+    a.ask_to_join(node, cluster.settings.core(), Deadline(5), "", True)
+    seat = a.outcome()
+    assert seat is not None
+    assert (seat.incarnation, seat.rank) == (2, 0)
+
+
 def test_closing_by_who_never_joined_is_seen_by_it() -> None:
     coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
     coordinator.close("not today", Deadline(5))

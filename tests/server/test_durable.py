@@ -519,15 +519,20 @@ async def _served(shelf: Shelf, work: Any) -> None:
 
 
 def test_a_server_that_ends_stores_what_it_told_and_says_that_it_keeps_it() -> None:
-    shelf, errors = Shelf(), list[str]()
+    shelf = Shelf()
 
     def work(port: int, server: Server) -> None:
-        store = TCPStore("127.0.0.1", port, run="run", timeout=20)
-        assert store.add("n", 2) == 2
-        server.loop.call_soon_threadsafe(server.stop)
-        with pytest.raises(StoreConnectionError) as caught:
-            store.wait(["never"], timeout=1.0)
-        errors.append(str(caught.value))
+        link = open_link(Target("127.0.0.1", port, "run"), Deadline(20))
+        link.read_timeout(20)
+        with closing(link):
+            link.send(p.frame(p.Call(1, 1, p.Add("n", 2))))
+            assert msgspec.msgpack.decode(link.receive()[0], type=p.Reply) == p.Reply(1, 2)
+            server.loop.call_soon_threadsafe(server.stop)
+            said = msgspec.msgpack.decode(link.receive()[0], type=p.Goodbye)
+            with pytest.raises(StoreConnectionError, match="closed the connection"):
+                link.receive()
+        assert said.code == p.GOODBYE_SHUTDOWN
+        assert "its runs are kept in the memory of this process" in said.reason
 
     asyncio.run(_served(shelf, work))
     assert shelf.entries["key/run/n"]

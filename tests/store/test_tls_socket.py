@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.certificates import Certificates, make_certificates
 
@@ -121,12 +122,13 @@ def test_the_proof_is_bound_to_the_certificate(
         open_link(target, Deadline(10))
 
 
-def test_a_server_that_goes_is_an_error(serve: Serve, files: Certificates) -> None:
-    server = serve(token=b"secret", tls=TLS(cert=str(files.cert), key=str(files.key)))
-    store = open_store(server, TLS(ca=str(files.ca)))
-    store.set("key", b"x")
-    server.stop()
-    store.set_timeout(0.2)
-    with pytest.raises((StoreConnectionError, TimeoutError)):
-        store.get("key")
-    store.close()
+def test_a_server_that_goes_is_an_error(secured: EmbeddedServer, files: Certificates) -> None:
+    target = Target("127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca)))
+    link = open_link(target, Deadline(10))
+    link.read_timeout(10)
+    secured.stop()
+    said = msgspec.msgpack.decode(link.receive()[0], type=p.Goodbye)
+    assert said.code == p.GOODBYE_SHUTDOWN
+    with pytest.raises(StoreConnectionError, match="closed the connection"):
+        link.receive()
+    link.close()

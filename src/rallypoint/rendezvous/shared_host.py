@@ -267,8 +267,11 @@ class SharedHost:
                 if self.node is None or self.node.id != joining.id:
                     self._observer.beaten()  # it begins to be seen; joining again is no beat
                 self.node = joining
-                # What was said of the round before is answered by joining again.
-                self.view = msgspec.structs.replace(self.view, assignment=None, opened=None)
+                # What was said of the round before, or of a run that had closed and may have been
+                # read once more meanwhile, is answered by joining again.
+                self.view = msgspec.structs.replace(
+                    self.view, assignment=None, opened=None, closed=None
+                )
             if leaving:
                 self.node, self.view = None, View()
             if self.node is None:

@@ -56,6 +56,20 @@ def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
         backend.wait(1.0)
 
 
+def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -> None:
+    _cell, backend, _stored = a_cell()
+    process, done = backend._process, list[str]()
+    clockwork = process.clockwork
+    process.call_later(0.7, done.append, "its own")
+    clockwork.add(clockwork.world, 0.5, False, process.pause)
+    clockwork.add(clockwork.world, 5.001, False, process.go_on)  # within a slice
+    backend.wait(1.0)
+    assert clockwork.now > 5.001
+    assert done == []
+    clockwork.run_until(clockwork.now)
+    assert done == ["its own"]
+
+
 def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
     cell, backend, _stored = a_cell()
     other = Process(cell.world.clockwork, "n1", 0.0)

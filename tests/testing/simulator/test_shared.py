@@ -1,10 +1,15 @@
 """Worlds without a server; more of them are in test_world and test_search."""
 
+from contextlib import AbstractContextManager
+
+import pytest
 from tests.testing.simulator.test_world import a_world, round_of
 
+from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.core.state import Settings
+from rallypoint.rendezvous.shared_host import SharedHost
 from rallypoint.testing.simulator import Fault, Kind, Plan
-from rallypoint.testing.simulator.shared import CALL_SECONDS, SharedWorld, settings_of
+from rallypoint.testing.simulator.shared import CALL_SECONDS, SharedNode, SharedWorld, settings_of
 
 
 def test_settings_are_those_of_the_plan() -> None:
@@ -40,6 +45,31 @@ def test_a_node_that_was_stopped_too_long_comes_back_as_another() -> None:
     world = a_world(Fault(Kind.PAUSE, 3.0, node=1, seconds=6.0), shared=True)
     world.run()
     assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.2", "n2.1"}
+
+
+def test_a_node_that_was_stopped_in_a_call_makes_its_next_one_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Made within it, it would wait for its turn: in real time, for the only thread there is."""
+    whole = SharedHost._turn
+
+    def turn(host: SharedHost, deadline: Deadline) -> AbstractContextManager[None]:
+        assert not host._turn_lock.locked(), "this call waits in real time"
+        return whole(host, deadline)
+
+    monkeypatch.setattr(SharedHost, "_turn", turn)
+    world = a_world(shared=True)
+    with world.watched():
+        world.start()
+        world.clockwork.run_until(3.0)
+        agent, clockwork = world.agents[1], world.clockwork
+        assert isinstance(agent, SharedNode)
+        clockwork.add(clockwork.world, 0.0, False, agent.process.pause)
+        clockwork.add(clockwork.world, 1.005, False, agent.process.go_on)  # early in a slice
+        agent.process.call_soon(agent.worker_ends, agent.working, 1)
+        agent.tick()
+        clockwork.run_until(20.0)
+    assert round_of(world) == (2, 3)
 
 
 def test_a_user_who_gives_up_on_an_order_harms_nobody_else() -> None:

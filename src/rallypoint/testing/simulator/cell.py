@@ -94,15 +94,18 @@ class NodeBackend(RendezvousBackend):
 
     def wait(self, seconds: float) -> None:
         """Let the world go on without this node."""
-        process, clockwork = self._process, self._cell.world.clockwork
-        seconds *= process.slowness
-        process.pause()
-        self._others_until(clockwork.now + seconds)
-        process.go_on()
+        process = self._process
+        self._others_for(seconds * process.slowness)
         while process.paused and process.alive:  # a fault has stopped it meanwhile
-            self._others_until(clockwork.now + SLICE_SECONDS)
+            self._others_for(SLICE_SECONDS)
         if not process.alive:
             raise Killed
+
+    def _others_for(self, seconds: float) -> None:
+        """Let others act; this node's callbacks wait, also once a fault of it is over."""
+        self._process.pause()
+        self._others_until(self._cell.world.clockwork.now + seconds)
+        self._process.go_on()
 
     def _others_until(self, end: float) -> None:
         try:

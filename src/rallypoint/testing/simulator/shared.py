@@ -4,6 +4,10 @@ A call of the coordinator reads, decides and writes within one call of Python, s
 do meanwhile has to happen inside it: each access to the store, and each pause between two
 tries, lets the world go on for a moment, without the node that waits. Several nodes thus
 act on what they read before another one wrote, as in reality, and all in one thread.
+
+A node's own thread and its agent take turns by a lock. Here what one of them would do while the
+other one is inside a call comes after that call: nobody ever waits for the lock, which would
+take real time.
 """
 
 from collections.abc import Callable
@@ -87,8 +91,6 @@ class SharedNode(Agent):
         self._why = ""
         self._waits = False
         self._comes_again = False  # as in `hosted`
-        self._ticking = False
-        self._again = False
         self._failures = 0
         self._woken = False
         self._next_tick: Handle | None = None
@@ -107,10 +109,7 @@ class SharedNode(Agent):
 
     def tick(self) -> None:
         """Make one step, and plan the next."""
-        if self._ticking:
-            self._again = True
-            return
-        self._ticking, self._again, self._woken = True, False, False
+        self._woken = False
         if self._next_tick is not None:
             self._next_tick.cancel()
         try:
@@ -122,10 +121,8 @@ class SharedNode(Agent):
             pause = min(2.0, 0.05 * 2.0**self._failures)
         except Killed:
             return
-        finally:
-            self._ticking = False
         if self.exit is None:
-            self._next_tick = self.process.call_later(0.0 if self._again else pause, self.tick)
+            self._next_tick = self.process.call_later(pause, self.tick)
             self._look()
 
     # -- joining: rendezvous.dynamic and SharedCoordinator.join ----------------------------------
