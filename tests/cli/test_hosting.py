@@ -1,15 +1,18 @@
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 from tests.cli.test_plan import make
 
-from rallypoint.agent import backoff
 from rallypoint.cli import hosting
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.rendezvous.api import RendezvousTimeout
 from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
 from rallypoint.server.spawn import Spawned
 
 LIMIT_SECONDS = 10
@@ -19,16 +22,14 @@ class Handler:
     """As much of a handler as hosting looks at."""
 
     def __init__(self) -> None:
-        self.connected = False
+        self.settings = SimpleNamespace(timeout=RendezvousTimeout())
         self.shut = False
-        self.callback: Callable[[], None] = lambda: None
         self.unwatched = threading.Event()
 
     def view(self) -> View:
-        return View(connected=self.connected)
+        return View(connected=False)
 
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self.callback = callback
+    def on_change(self, _callback: Callable[[], None]) -> Callable[[], None]:
         return self.unwatched.set
 
     def shutdown(self) -> bool:
@@ -54,19 +55,18 @@ class Attempts:
 
 def host(
     monkeypatch: pytest.MonkeyPatch, attempts: Attempts, is_host: bool | None, handler: Handler
-) -> None:
+) -> AbstractContextManager[None]:
     monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", attempts)
-    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("rallypoint.rendezvous.hosting.FIRST_SECONDS", 0.001)
     plan = make(nnodes="2", endpoint="h:1", run_id="x")
-    hosting.host(plan, is_host, handler)  # type: ignore[arg-type]
+    return hosting.hosted(plan, is_host, cast("DynamicRendezvousHandler", handler))
 
 
-def test_until_it_is_connected_a_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts, handler = Attempts(), Handler()
-    host(monkeypatch, attempts, None, handler)
-    assert attempts.third.wait(LIMIT_SECONDS)
-    handler.connected = True
-    handler.callback()
+    with host(monkeypatch, attempts, None, handler):
+        assert attempts.third.wait(LIMIT_SECONDS)
+        assert not handler.unwatched.is_set()
     assert handler.unwatched.wait(LIMIT_SECONDS)
 
 
@@ -76,10 +76,11 @@ def test_a_token_file_that_others_may_read_is_warned_of(
     path = tmp_path / "token"
     path.write_text("short")
     path.chmod(0o644)
-    hosted = Spawned("h:1", 0, path, ("10.0.0.1",))
+    hosted = Ended("h:1", 0, tmp_path / "log", ("10.0.0.1",))
     monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", lambda *_: hosted)
     plan = make(nnodes="2", endpoint="h:1", run_id="x", token_file=path)
-    hosting.host(plan, True, Handler())  # type: ignore[arg-type]
+    with hosting.hosted(plan, True, cast("DynamicRendezvousHandler", Handler())):
+        pass
     said = capsys.readouterr().err
     assert said.count(f"warning: the token file {path} (mode 644)") == 1
     assert said.count("fewer than 16 characters") == 1
@@ -89,23 +90,25 @@ def test_what_goes_wrong_later_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts, handler = Attempts(RendezvousConnectionError("no permission")), Handler()
-    host(monkeypatch, attempts, None, handler)
-    assert handler.unwatched.wait(LIMIT_SECONDS)
+    with host(monkeypatch, attempts, None, handler):
+        assert handler.unwatched.wait(LIMIT_SECONDS)
     assert "cannot host the server of this run: no permission" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_host", [True, False])
 def test_who_was_told_tries_once(monkeypatch: pytest.MonkeyPatch, is_host: bool) -> None:
-    attempts, handler = Attempts(), Handler()
-    host(monkeypatch, attempts, is_host, handler)
-    assert attempts.count == 1
+    attempts, handler, before = Attempts(), Handler(), threading.active_count()
+    with host(monkeypatch, attempts, is_host, handler):
+        assert attempts.count == 1
+        assert threading.active_count() == before
 
 
 def test_a_failure_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts, handler = Attempts(RendezvousConnectionError("refused")), Handler()
     attempts.count = 2
-    with pytest.raises(RendezvousConnectionError, match="refused"):
-        host(monkeypatch, attempts, None, handler)
+    refused = pytest.raises(RendezvousConnectionError, match="refused")
+    with refused, host(monkeypatch, attempts, None, handler):
+        pytest.fail("it went on")
     assert handler.shut
 
 

@@ -3,6 +3,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,10 @@ from rallypoint.errors import (
 )
 from rallypoint.integrations import guest as guest_module
 from rallypoint.integrations.guest import Guest, core_parameters, errors_of
-from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
+from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler, hosting
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
+from rallypoint.server.spawn import Spawned, host_if_ours
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +30,21 @@ def server() -> Iterator[EmbeddedServer]:
     running = EmbeddedServer("127.0.0.1", 0, Options())
     yield running
     running.stop()
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[Spawned]:
+    """Attempts to host are made in quick succession; the servers that come of it."""
+    servers: list[Spawned] = []
+
+    def host(*args: Any) -> Spawned | None:
+        found = host_if_ours(*args)
+        servers.extend([found] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(guest_module, "host_if_ours", host)
+    monkeypatch.setattr(hosting, "FIRST_SECONDS", 0.001)
+    return servers
 
 
 def theirs(server: EmbeddedServer, most: int = 1, **config: Any) -> SimpleNamespace:
@@ -75,16 +92,12 @@ def test_errors_are_those_of_the_launcher() -> None:
         raise ParameterError("wrong")
 
 
-def test_their_parameters_are_ours(monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer) -> None:
-    hosted: list[str] = []
-    monkeypatch.setattr(guest_module, "host_if_ours", lambda endpoint, *_: hosted.append(endpoint))
+def test_their_parameters_are_ours(server: EmbeddedServer) -> None:
     params = theirs(server, 3, node_rank="2", timeout=900, token="abc")
     ours = core_parameters(params, params.config, without=("timeout",))
     assert (ours.backend, ours.min_nodes, ours.max_nodes, ours.node_rank) == ("core", 1, 3, 2)
-    assert ours.config == {
-        "last_call": "0.2", "join_timeout": "20", "token": "abc", "is_host": False,
-    }  # fmt: skip
-    assert hosted == [params.endpoint]
+    assert ours.endpoint == params.endpoint
+    assert ours.config == {"last_call": "0.2", "join_timeout": "20", "token": "abc"}
 
 
 def test_a_setting_that_nothing_reads_is_told_of(
@@ -100,12 +113,48 @@ def test_is_host_must_be_of_this_machine(server: EmbeddedServer) -> None:
     params = theirs(server, is_host="true")
     params.endpoint = "192.0.2.1:29400"
     with pytest.raises(ParameterError, match=r"192\.0\.2\.1"):
-        core_parameters(params, params.config)
+        Guest(core_parameters(params, params.config), "a launcher", KEYS)
 
 
-def test_is_host_where_another_hosts_already_is_a_member(server: EmbeddedServer) -> None:
-    params = theirs(server, is_host="true")
-    assert core_parameters(params, params.config).endpoint == params.endpoint
+def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[Spawned]) -> None:
+    params = theirs(server)
+    params.endpoint = "127.0.0.1:0"
+    ours = core_parameters(params, params.config)
+    guest = Guest(ours, "a launcher", KEYS)
+    assert [found.endpoint for found in spawned] == [ours.endpoint]
+    guest.join()
+    guest.shutdown()
+
+
+@pytest.mark.parametrize("config", [{}, {"is_host": "true"}])
+def test_where_the_port_becomes_free_a_guest_hosts(
+    server: EmbeddedServer, spawned: list[Spawned], config: dict[str, Any]
+) -> None:
+    """That of an earlier run still listens when all are made, and then ends."""
+    params = theirs(server, **config)
+    guest = Guest(core_parameters(params, params.config), "a launcher", KEYS)
+    server.stop()
+    assert guest.join()[0].world_size == 1
+    assert [found.endpoint for found in spawned] == [params.endpoint]
+    guest.shutdown()
+
+
+def test_only_in_its_first_join_a_guest_tries_again(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def begin(*args: object) -> AbstractContextManager[None]:
+        made.append(args)
+        return nullcontext()
+
+    monkeypatch.setattr(guest_module, "Hosting", begin)
+    params = theirs(server)
+    guest = Guest(core_parameters(params, params.config), "a launcher", KEYS)
+    guest.join()
+    guest.join()
+    assert len(made) == 1
+    guest.shutdown()
 
 
 def test_a_newcomer_is_waiting(server: EmbeddedServer) -> None:
@@ -206,5 +255,8 @@ def test_nobody_hosts_one_of_a_list() -> None:
         endpoint="127.0.0.1:1,127.0.0.1:2", run_id="job", min_nodes=1, max_nodes=1, local_addr=None
     )
     with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
-        core_parameters(source, {"is_host": "1"})
-    assert core_parameters(source, {}).endpoint == source.endpoint
+        Guest(core_parameters(source, {"is_host": "1"}), "a launcher", KEYS)
+    ours = core_parameters(source, {"close": "0.1"})
+    guest = Guest(ours, "a launcher", KEYS)
+    assert ours.endpoint == source.endpoint
+    guest.shutdown()

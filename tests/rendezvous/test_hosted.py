@@ -4,6 +4,7 @@ import datetime
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -16,15 +17,17 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.rendezvous import hosting
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.core.events import Admit, Exclude, Refusal
 from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Failure, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler, host_if_ours
+from rallypoint.rendezvous.hosted import HostedCoordinator, create_handler, host_if_ours
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
+from rallypoint.store.link import Target
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 
@@ -312,6 +315,44 @@ def test_who_is_not_the_host_needs_no_leave_to_be(port: int) -> None:
     assert host_if_ours("127.0.0.1", port, b"", False, False) is None
     with pytest.raises(ParameterError, match="token"):
         host_if_ours("0.0.0.0", port, b"", False, None)
+
+
+def test_where_the_port_becomes_free_a_node_that_joins_hosts(
+    make: Make, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "FIRST_SECONDS", 0.001)
+    earlier = EmbeddedServer("127.0.0.1", port, Options())
+    handler = make(port, is_host=None)
+    earlier.stop()
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown() is True, "it is the host"
+    EmbeddedServer("127.0.0.1", port, Options()).stop()  # and has left nothing behind
+
+
+def test_only_in_its_first_join_a_node_tries_again(
+    make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def begin(*args: object) -> AbstractContextManager[None]:
+        made.append(args)
+        return nullcontext()
+
+    monkeypatch.setattr("rallypoint.rendezvous.hosted.Hosting", begin)
+    handler, told_not_to = make(server.port, is_host=None), make(server.port, run_id="another")
+    handler.next_rendezvous()
+    assert made
+    made.clear()
+    handler.next_rendezvous()  # a server that is lost takes its runs along
+    told_not_to.next_rendezvous()
+    assert made == []
+
+
+def test_a_server_that_comes_after_the_shutdown_is_ended(port: int) -> None:
+    coordinator = HostedCoordinator(Target("127.0.0.1", port, "run"), 15.0)
+    coordinator.shutdown(Deadline(1))
+    coordinator.host(EmbeddedServer("127.0.0.1", port, Options()))
+    EmbeddedServer("127.0.0.1", port, Options()).stop()
 
 
 # -- what operators, and machines that are taken away, have to say ----------------------------

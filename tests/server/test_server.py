@@ -10,10 +10,12 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, StoreConnectionError
+from rallypoint.rendezvous.hosted import HostedCoordinator
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.server.server import bind, endpoint_of
+from rallypoint.store.link import Target
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.token import read_token
 
@@ -142,3 +144,16 @@ def test_clients_are_told_that_the_server_shuts_down() -> None:
         assert server.call(lambda s: len(s.connections), Deadline(LIMIT_SECONDS)) == 1
         server.stop()
         assert b"shutting down" in client.recv(1000)
+
+
+def test_whose_run_is_over_ends_with_its_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 600.0)
+    server = EmbeddedServer("127.0.0.1", 0, Options(until_empty=True, linger_seconds=600.0))
+    target = Target("127.0.0.1", server.port, "run")
+    with TCPStore("127.0.0.1", server.port, run="run"):
+        coordinator = HostedCoordinator(target, 15.0)
+        coordinator.close("enough", Deadline(LIMIT_SECONDS))
+        coordinator.shutdown(Deadline(LIMIT_SECONDS))
+        assert server.call(lambda s: s.runs["run"].is_closed, Deadline(LIMIT_SECONDS))
+    server._thread.join(LIMIT_SECONDS)
+    assert not server._thread.is_alive()

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 
 from rallypoint.agent.report import complain, speak_for_logs, speak_json
 from rallypoint.agent.verdicts import EXIT_FAILED, EXIT_USAGE
-from rallypoint.cli.hosting import host, tell_of
+from rallypoint.cli.hosting import hosted
 from rallypoint.cli.options import SETTINGS, all_options, variable_of
 from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
 from rallypoint.cli.surroundings import fill
@@ -26,7 +27,6 @@ from rallypoint.rendezvous.endpoint import LOOPBACK
 
 if TYPE_CHECKING:
     from rallypoint.agent.config import AgentConfig
-    from rallypoint.server.spawn import Spawned
     from rallypoint.store.api import Store
     from rallypoint.store.places import Place
 
@@ -84,15 +84,12 @@ def start(plan: Plan) -> int:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
     _look_at_probes(plan.care.health)
     handler = get_rendezvous_handler(params)
-    hosted: list[Spawned] = []
+    hosting: AbstractContextManager[None] = nullcontext()
     if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
-        # after all that can be wrong with the options
-        hosted = host(plan, is_host, handler)
-    config = _agent_config(plan)
-    try:
+        hosting = hosted(plan, is_host, handler)
+    with hosting:  # after all that can be wrong with the options
+        config = _agent_config(plan)
         return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
-    finally:
-        tell_of(hosted)
 
 
 def _look_at_variables(command: click.Command) -> None:

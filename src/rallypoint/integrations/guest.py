@@ -18,8 +18,8 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -35,8 +35,9 @@ from rallypoint.rendezvous import (
 )
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.endpoint import free_port, parse_rendezvous_endpoint
-from rallypoint.server.spawn import host_if_ours
-from rallypoint.store.places import one_host
+from rallypoint.rendezvous.hosting import Hosting
+from rallypoint.server.spawn import Spawned, host_if_ours
+from rallypoint.store.places import is_list, one_host
 from rallypoint.store.tls import read_tls
 from rallypoint.store.token import read_token
 
@@ -61,7 +62,7 @@ def errors_of(api: ModuleType) -> Iterator[None]:
 def core_parameters(
     source: Any, config: Mapping[str, Any], without: Collection[str] = ()
 ) -> RendezvousParameters:
-    """Return our parameters for a launcher's, whose names are the same, and host if ours.
+    """Return our parameters for a launcher's, whose names are the same.
 
     Args:
         source: the launcher's parameters.
@@ -71,7 +72,7 @@ def core_parameters(
     ours = {name: value for name, value in config.items() if name not in without}
     for name in sorted(set(ours) - defaults.parameters()):
         logger.warning("--rdzv-conf %s: rallypoint has no such setting, and goes on without", name)
-    params = RendezvousParameters(
+    return RendezvousParameters(
         backend="core",
         endpoint=source.endpoint,
         run_id=source.run_id,
@@ -82,28 +83,24 @@ def core_parameters(
         local_world_size=getattr(source, "local_world_size", 1),
         config=ours,
     )
-    params.endpoint = _served_endpoint(params)
-    params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
-    return params
 
 
-def _served_endpoint(params: RendezvousParameters) -> str:
-    """Start the server if the endpoint is this machine's; return where to connect.
+def _attempt_to_host(params: RendezvousParameters) -> Callable[[], Spawned | None] | None:
+    """Return what starts the server where the endpoint can be had; None: this node never hosts.
 
     The server is a process of its own, so that it outlives the agent that started it.
     `is_host=true` means this machine: of several agents on it any one may host.
     """
-    is_host = params.get_as_bool("is_host")
-    if is_host is False:
-        return params.endpoint
+    endpoint, is_host = params.endpoint, params.get_as_bool("is_host")
     if is_host:
-        one_host(params.endpoint)
-        free_port(parse_rendezvous_endpoint(params.endpoint)[0])  # refuses a foreign address
+        one_host(endpoint)
+        free_port(parse_rendezvous_endpoint(endpoint)[0])  # refuses a foreign address
+    if is_host is False or is_list(endpoint):
+        return None
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
     tls = read_tls(params.config)
-    spawned = host_if_ours(params.endpoint, token, insecure, None, tls)
-    return params.endpoint if spawned is None else spawned.endpoint
+    return lambda: host_if_ours(endpoint, token, insecure, None, tls)
 
 
 class Guest:
@@ -116,6 +113,11 @@ class Guest:
     """
 
     def __init__(self, params: RendezvousParameters, launcher: str, keys: AgentKeys) -> None:
+        attempt = _attempt_to_host(params)
+        spawned = attempt() if attempt is not None else None
+        if spawned is not None:
+            params.endpoint = spawned.endpoint
+        params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
         handler = get_rendezvous_handler(params)
         if not isinstance(handler, DynamicRendezvousHandler):
             raise RendezvousStateError(f"{launcher} needs an elastic backend, got {handler!r}")
@@ -123,6 +125,9 @@ class Guest:
         self._label = f"{launcher} on {socket.gethostname()} (pid {os.getpid()})"
         self._keys = keys
         self._round: AgentRound | None = None
+        self._hosting: Callable[[], AbstractContextManager[object]] = nullcontext
+        if attempt is not None and spawned is None:
+            self._hosting = lambda: Hosting(attempt, handler, logger.warning)
         # An agent that ends by a signal calls nothing: the others are told all the same.
         self._end = weakref.finalize(self, _end_of, handler, os.getpid())
 
@@ -139,9 +144,11 @@ class Guest:
         )
         lines.start()
         try:
-            info = self.handler.next_rendezvous(why)
+            with self._hosting():
+                info = self.handler.next_rendezvous(why)
         finally:
             lines.stop()
+        self._hosting = nullcontext
         self._round = AgentRound(self.handler, info, self._keys)
         return info, self._round
 

@@ -1,13 +1,15 @@
 """The coordinator over a server: a join is one request, everything else is told.
 
 Who hosts? Whoever can bind the endpoint's address: exactly one process of one machine can,
-and it needs neither host names nor reverse DNS to know that the address is its own. Of a
-list of endpoints nobody does: who leads there is decided by their servers.
+and it needs neither host names nor reverse DNS to know that the address is its own. Who could
+not tries again while its first join has no connection (`rendezvous.hosting`). Of a list of
+endpoints nobody does: who leads there is decided by their servers.
 """
 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -36,6 +38,7 @@ from rallypoint.rendezvous.core.events import (
 )
 from rallypoint.rendezvous.core.state import Failure, Node, Settings, Verdict
 from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.hosting import Hosting
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.patience import wait_for_seat
 from rallypoint.rendezvous.session import Session
@@ -65,6 +68,8 @@ class HostedCoordinator(Coordinator):
         lease_seconds: as in the run's settings; the session beats every third of it.
         server: a server that this process hosts; it ends with `shutdown`.
         label: who this is in "closed by", for people.
+
+    The attribute `hosting` makes what goes on during the first join: attempts to host.
     """
 
     def __init__(
@@ -76,16 +81,26 @@ class HostedCoordinator(Coordinator):
     ) -> None:
         self.target = target
         self.server = server
+        self.hosting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._session = Session(target, lease_seconds)
         self._label = label
         self._store: LazyStore | None = None
         self._opening = threading.Lock()
+        self._handing_over = threading.Lock()
         self._down = False
 
     def join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> Assignment:
         """See `Coordinator.join`."""
+        with self.hosting():
+            seat = self._join(node, settings, deadline, why, new_incarnation)
+        self.hosting = nullcontext  # a server that is lost takes its runs along: none is made anew
+        return seat
+
+    def _join(
+        self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
+    ) -> Assignment:
         session = self._session
         session.start(deadline, reads=True)
         self._label = node.label
@@ -260,7 +275,8 @@ class HostedCoordinator(Coordinator):
 
     def local_address(self, deadline: Deadline) -> str:
         """See `Coordinator.local_address`: the local end of the connection."""
-        self._session.start(deadline, reads=True)
+        with self.hosting():  # a join asks for it first, and so connects here
+            self._session.start(deadline, reads=True)
         return self._session.local_address
 
     def store(self) -> Store:
@@ -273,11 +289,20 @@ class HostedCoordinator(Coordinator):
     def _open_store(self) -> TCPStore:
         return TCPStore.at(self.target.another())
 
+    def host(self, server: HostedServer) -> None:
+        """Take over a server that this process has come to host later."""
+        with self._handing_over:
+            if not self._down:
+                self.server = server
+                return
+        server.stop()
+
     def shutdown(self, deadline: Deadline) -> bool:
         """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
-        if self._down:
-            return False
-        self._down = True
+        with self._handing_over:
+            if self._down:
+                return False
+            self._down = True
         if self._session.view.connected:
             self.leave("shutdown", Deadline(deadline.capped(GOODBYE_SECONDS)))
         self._session.join = None
@@ -352,4 +377,13 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
         places = ((places[0][0], server.port),)
     target = Target.at(places, params.run_id, token, tls)
     coordinator = HostedCoordinator(target, settings.lease.total_seconds(), server)
-    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")
+    handler = DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")
+    if server is None and is_host is None and len(places) == 1:
+
+        def attempt() -> None:
+            found = host_if_ours(*places[0], token, insecure, None, tls)
+            if found is not None:
+                coordinator.host(found)
+
+        coordinator.hosting = lambda: Hosting(attempt, handler, logger.warning)
+    return handler

@@ -171,6 +171,8 @@ class Server:
         """A connection has been accepted."""
         self.connections.add(connection)
         self.gate.enter(connection, len(self.connections) - 1)
+        if self._ended.is_set():  # accepted as this server ended: it may come again, to another
+            connection.goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down")
 
     def proved(self, connection: Connection) -> None:
         """Its handshake is done."""
@@ -184,6 +186,7 @@ class Server:
         if not self.connections:
             self._empty_since = self.loop.time()
             self.tell_if_empty()
+            self._end_if_empty(self._empty_since)
 
     def tell_if_empty(self) -> None:
         """Call `on_empty` when no client is connected."""
@@ -267,8 +270,7 @@ class Server:
             space.forget(now - self.options.resume_seconds - gap)
             if space.is_unused and name not in self.runs:
                 self._drop_space(name)
-        deadline = now - self.options.handshake_seconds - gap
-        for connection in self.gate.overdue(deadline):
+        for connection in self.gate.overdue(now - self.options.handshake_seconds - gap):
             reason = f"no handshake within {self.options.handshake_seconds:g} s"
             connection.goodbye(p.GOODBYE_LIMIT, reason)
         for connection in self.arrivals.stalled(now) if not gap else ():
@@ -300,8 +302,7 @@ class Server:
     def _forget_ended_runs(self) -> None:
         excess = len(self.runs) - ENDED_RUNS_KEPT
         if excess > 0:
-            idle = [name for name, run in self.runs.items() if run.is_idle()]
-            for name in idle[:excess]:
+            for name in [name for name, run in self.runs.items() if run.is_idle()][:excess]:
                 self.runs.pop(name).stop()
                 if self.keeper is not None:
                     self.keeper.forget_run(name)
@@ -309,9 +310,8 @@ class Server:
 
     def _end_if_empty(self, now: float) -> None:
         options = self.options
-        if not options.until_empty or self.connections:
-            return
-        if not all(run.is_idle() for run in self.runs.values()):
+        idle = (run.is_idle() for run in self.runs.values())
+        if not options.until_empty or self.connections or not all(idle):
             return
         over = bool(self.runs) and all(run.is_closed for run in self.runs.values())
         wait = options.first_client_seconds
