@@ -14,7 +14,8 @@ from rallypoint.rendezvous.hosted import HostedCoordinator
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.server.server import bind, endpoint_of
+from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.store import protocol as p
 from rallypoint.store.link import Target
 from rallypoint.store.tcp import TCPStore
 from rallypoint.store.token import read_token
@@ -144,6 +145,22 @@ def test_clients_are_told_that_the_server_shuts_down() -> None:
         assert server.call(lambda s: len(s.connections), Deadline(LIMIT_SECONDS)) == 1
         server.stop()
         assert b"shutting down" in client.recv(1000)
+
+
+def test_who_is_accepted_as_the_server_ends_is_told_to_come_again() -> None:
+    said: list[str] = []
+
+    def accept(server: Server) -> None:
+        server.stop()
+        late = server.new_connection()
+        late.goodbye = lambda code, reason: said.append(code)  # type: ignore[method-assign]
+        server.opened(late)
+        server.closed(late)
+
+    server = EmbeddedServer("127.0.0.1", 0, Options())
+    server.call(accept, Deadline(LIMIT_SECONDS))
+    server.stop()
+    assert said == [p.GOODBYE_SHUTDOWN]
 
 
 def test_whose_run_is_over_ends_with_its_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
