@@ -68,8 +68,6 @@ class NullTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.ended
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
     def get_write_buffer_size(self) -> int:
         return 0
 

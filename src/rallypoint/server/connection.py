@@ -77,7 +77,6 @@ class Connection(asyncio.Protocol):
         """Begin: the handshake's deadline runs from now."""
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
-        self._transport.set_write_buffer_limits(high=0)  # uvloop: write now, not after this turn
         name = transport.get_extra_info("peername")
         self.ends = name, transport.get_extra_info("sockname")
         if name:

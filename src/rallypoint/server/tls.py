@@ -201,10 +201,6 @@ class TLSLayer(asyncio.Protocol):
         """Return whether it has ended."""
         return self._raw.is_closing()
 
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Set how many bytes may wait until the connection is told to pause."""
-        self._raw.set_write_buffer_limits(high=high)
-
     def get_write_buffer_size(self) -> int:
         """Return the bytes that the client has not read."""
         return self._raw.get_write_buffer_size()

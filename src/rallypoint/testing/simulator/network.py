@@ -69,15 +69,12 @@ class End:
         """Return the peer's name as an address."""
         return (self.peer.process.name, self.number) if name == "peername" else None
 
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Have none: the simulated buffers never fill up."""
-
     def get_write_buffer_size(self) -> int:
         """Return how many bytes wait to be taken."""
         return sum(len(data) for _, data in self.waiting)
 
     def pause_reading(self) -> None:
-        """Take nothing more."""
+        """Take nothing more; the simulated buffers never fill up."""
 
     def resume_reading(self) -> None:
         """Read again."""
