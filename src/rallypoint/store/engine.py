@@ -131,7 +131,11 @@ class Engine(ABC):
         return self.name
 
     def close(self) -> None:  # noqa: B027 - not every engine holds something
-        """Release the connections."""
+        """Release the connections.
+
+        Calls of other threads may be under way (a shutdown does not wait for them): each ends
+        as usual or with StoreConnectionError, by its deadline.
+        """
 
 
 def version_of(entry: Entry | None) -> int:

@@ -138,8 +138,8 @@ class Link:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
+        """Close what is not in use; a connection closed under a reader breaks its thread."""
+        self.client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _client(address: EngineAddress) -> "redis.Redis":

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import ParameterError
+from rallypoint.errors import ParameterError, StoreConnectionError
 from rallypoint.store.engine import COMMIT_KEYS, LOOK_SECONDS, Engine, Entry, version_of
 from rallypoint.testing.store_handles import PATIENCE_SECONDS, SHORT_SECONDS, in_thread
 
@@ -19,6 +19,7 @@ LARGE_BYTES = 16 * 1024 * 1024
 EXPIRY_SECONDS = 2.0
 WOKEN_SECONDS = 0.8 * LOOK_SECONDS  # sooner than who looks again by himself
 EXPIRY_MOST_SECONDS = 15.0
+CLOSINGS = 10
 
 
 class EngineSuite(ABC):
@@ -187,3 +188,17 @@ class EngineSuite(ABC):
         for one in running:
             one.result(60)
         assert engine.read(["n"], self.limit())["n"].value == b"%d" % (4 * each)
+
+    def test_closing_while_others_wait(self) -> None:
+        """A shutdown closes under a thread that waits: its call ends, as usual or by the error."""
+        key = "a"
+        self.put(self.make_engine(), {key: None}, a=b"1")
+        for _ in range(CLOSINGS):
+            engine = self.make_engine().clone()
+            seen = engine.read([key], self.limit()).get(key)
+            limit = Deadline(SHORT_SECONDS)
+            waiting = [in_thread(engine.wait, key, seen, limit) for _ in range(3)]
+            engine.close()
+            for one in waiting:
+                error = one.exception(PATIENCE_SECONDS)
+                assert error is None or isinstance(error, StoreConnectionError), repr(error)

@@ -32,7 +32,7 @@ class SqliteEngine(Engine):
 
     def __init__(self, path: str) -> None:
         self.path = self.where = path
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
         self._database = sqlite3.connect(
             path, timeout=10, isolation_level=None, check_same_thread=False
         )
@@ -42,12 +42,16 @@ class SqliteEngine(Engine):
         return SqliteEngine(self.path)
 
     def close(self) -> None:
-        self._database.close()
+        with self._lock:  # another thread may be in the middle of a step
+            self._closed = True
+            self._database.close()
 
     @contextmanager
     def _step(self) -> Iterator[sqlite3.Connection]:
         """One transaction, alone in the file."""
         with self._lock:
+            if self._closed:
+                raise StoreConnectionError(f"{self.path}: this client was closed")
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 self._database.execute("DELETE FROM entries WHERE end <= ?", (time.time(),))
