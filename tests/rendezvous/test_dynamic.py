@@ -1,5 +1,7 @@
 """The handler over a coordinator that does as the test says."""
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +51,7 @@ class FakeCoordinator(Coordinator):
         self.watchers: list[Watcher] = []
         self.shared = MemoryStore()
         self.round = 0
+        self.rank = 1
 
     def tell(self, **changes: Any) -> None:
         self.told = msgspec.structs.replace(self.told, **changes)
@@ -63,7 +66,7 @@ class FakeCoordinator(Coordinator):
         if answer is not None:
             raise answer
         self.round += 1
-        seat = Assignment(1, self.round, 1, 3, 4, 12, 4, 12, "10.0.0.1", 77, 0, "all came")
+        seat = Assignment(1, self.round, self.rank, 3, 4, 12, 4, 12, "10.0.0.1", 77, 0, "all came")
         self.tell(assignment=seat, opened=None, waiting=0)
         return seat
 
@@ -126,6 +129,24 @@ def make(
     return DynamicRendezvousHandler(coordinator, settings, **more), coordinator
 
 
+def test_a_proposed_port_is_held_until_it_is_for_the_workers() -> None:
+    handler, coordinator = make()
+    ports = []
+    for rank in (1, 2, 0, 0, 1):
+        coordinator.rank = rank
+        handler.next_rendezvous()
+        ports.append(coordinator.joins[-1][0].port)
+        outcome: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if rank != 0:
+            outcome = pytest.raises(OSError, match="in use")
+        with outcome, socket.socket() as workers:
+            workers.bind(("127.0.0.1", ports[-1]))
+    assert ports[0] == ports[1] == ports[2]
+    handler.shutdown()
+    with socket.socket() as workers:
+        workers.bind(("127.0.0.1", ports[-1]))
+
+
 def test_the_info_is_the_assignment() -> None:
     handler, coordinator = make()
     info = handler.next_rendezvous()
@@ -175,6 +196,7 @@ def test_what_a_node_says_of_itself() -> None:
 @pytest.mark.cases("C6")
 def test_a_port_is_proposed_afresh_under_the_same_id() -> None:
     handler, coordinator = make()
+    coordinator.rank = 0
     for _ in range(5):
         handler.next_rendezvous()
     assert {join[0].id for join in coordinator.joins} == {handler.node_id}

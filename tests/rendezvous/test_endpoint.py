@@ -1,5 +1,6 @@
 """Addresses: what is read, what is refused, and where free ports come from."""
 
+import os
 import socket
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import endpoint
 from rallypoint.rendezvous.endpoint import (
+    HeldPort,
     free_port,
     join_endpoint,
     local_address,
@@ -87,6 +89,59 @@ def test_a_free_port_of_another_machine_is_refused() -> None:
 def test_an_address_that_only_leads_here_gets_a_port_of_this_machine() -> None:
     assert propose_port("192.0.2.1") > 0
     assert propose_port("127.0.0.1") > 0
+
+
+def bind(port: int, address: str = "127.0.0.1") -> None:
+    with socket.socket() as mine:
+        mine.bind((address, port))
+
+
+def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
+    held, other = HeldPort(), HeldPort()
+    port = held.propose("127.0.0.1")
+    assert held.propose("127.0.0.1") == port != other.propose("127.0.0.1")
+    with pytest.raises(OSError, match="in use"):
+        bind(port)
+    held.release()
+    bind(port)
+    held.release()  # nothing to let go
+    assert held.propose("127.0.0.1") > 0
+
+
+def test_a_held_port_follows_its_address() -> None:
+    held = HeldPort()
+    port = held.propose("127.0.0.1")
+    held.propose("127.0.0.2")
+    bind(port)
+    assert held.propose("192.0.2.1") > 0  # not of this machine, but leads to it
+
+
+def test_a_held_port_goes_with_its_holder() -> None:
+    held = HeldPort()
+    port = held.propose("127.0.0.1")
+    del held
+    bind(port)
+
+
+def test_a_forked_child_holds_no_port_of_its_parent() -> None:
+    held = HeldPort()
+    port = held.propose("127.0.0.1")
+    ready, say_ready = os.pipe()
+    over, say_over = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(say_ready, b"x")
+        os.read(over, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    try:
+        held.release()
+        bind(port)
+    finally:
+        os.write(say_over, b"x")
+        os.waitpid(child, 0)
+        for end in (ready, say_ready, over, say_over):
+            os.close(end)
 
 
 def test_the_local_address_is_the_one_a_peer_sees() -> None:

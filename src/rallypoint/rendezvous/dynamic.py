@@ -26,7 +26,7 @@ from rallypoint.rendezvous.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.coordinator import Coordinator, Report, View
 from rallypoint.rendezvous.core.events import Assignment, Refusal, Refused
 from rallypoint.rendezvous.core.state import Failure, Node
-from rallypoint.rendezvous.endpoint import propose_port
+from rallypoint.rendezvous.endpoint import HeldPort
 from rallypoint.rendezvous.parameters import as_int
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store.api import Store
@@ -50,8 +50,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         new_incarnation: open the run afresh if it is found closed at the first join.
 
     The attribute `propose_port` takes this node's address and returns the port that is
-    proposed with it, at each join. Whoever must listen there before the round is agreed
-    (a plug-in whose agent hosts the workers' store) puts its own function in its place.
+    proposed with it, at each join: one that is held until this node is rank 0 of a round. Whoever
+    must listen there before the round is agreed (a plug-in whose agent hosts the workers' store)
+    puts its own function in its place.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._slot, self._topology, self._role = slot, topology, role
         self._backend_name = backend_name
         self._new_incarnation = new_incarnation
-        self.propose_port: Callable[[str], int] = propose_port
+        self._port = HeldPort()
+        self.propose_port: Callable[[str], int] = self._port.propose
         self._joining = threading.Lock()  # one join at a time
         self._host = socket.gethostname()
         self._node_id = uuid.uuid4().hex
@@ -171,6 +173,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             )
         try:
             self._seat = self._join(deadline, why)
+            if self._seat.rank == 0:
+                self._port.release()
             self._new_incarnation = False
             return self._info(self._seat)
         finally:
@@ -364,6 +368,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._shutting:
             if self._shut is None:
                 self._unwatch()
+                self._port.release()
                 deadline = self._deadline(self._settings.timeout.close)
                 self._shut = self._coordinator.shutdown(deadline)
             return self._shut

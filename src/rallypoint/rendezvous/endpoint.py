@@ -4,7 +4,9 @@ No name is looked up backwards and no host name is asked for: an address that th
 advertises is one that the kernel itself would use as the source of a packet to a peer.
 """
 
+import os
 import socket
+import weakref
 from typing import Any
 
 from rallypoint.errors import ParameterError
@@ -14,6 +16,7 @@ from rallypoint.store.protocol import DEFAULT_PORT
 
 __all__ = [
     "LOOPBACK",
+    "HeldPort",
     "free_port",
     "join_endpoint",
     "local_address",
@@ -50,7 +53,7 @@ def _numeric(address: str) -> tuple[int, tuple[str, int]] | None:
     return None
 
 
-def _bind_any(address: str) -> int:
+def _bind_any(address: str) -> socket.socket:
     plain = _numeric(address)
     if plain is not None:
         return _bound(plain[0], plain[1])
@@ -66,11 +69,30 @@ def _bind_any(address: str) -> int:
     return _bound(found[0][0], found[0][4])
 
 
-def _bound(family: int, where: tuple[Any, ...]) -> int:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind(where)
-        port: int = probe.getsockname()[1]
-        return port
+def _bound(family: int, where: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind(where)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_here(address: str) -> socket.socket:
+    """Bind a port of `address`, or of this machine if it is not a local one.
+
+    An address behind NAT or of a load balancer is not this machine's, but leads to it.
+    """
+    try:
+        return _bind_any(address)
+    except OSError:
+        return _bind_any("")
+
+
+def _port(sock: socket.socket) -> int:
+    port: int = sock.getsockname()[1]
+    return port
 
 
 def free_port(address: str = "") -> int:
@@ -80,7 +102,8 @@ def free_port(address: str = "") -> int:
         ParameterError: the address does not belong to this machine or cannot be resolved.
     """
     try:
-        return _bind_any(address)
+        with _bind_any(address) as probe:
+            return _port(probe)
     except OSError as error:
         raise ParameterError(
             f"address={address!r}: no port of it can be bound ({error}); "
@@ -89,14 +112,51 @@ def free_port(address: str = "") -> int:
 
 
 def propose_port(address: str) -> int:
-    """Return a port that is free on `address`, or on this machine if it is not a local one.
+    """Return a port that is free now on `address`, or on this machine if it is not a local one."""
+    with _bind_here(address) as probe:
+        return _port(probe)
 
-    An address behind NAT or of a load balancer is not this machine's, but leads to it.
+
+class HeldPort:
+    """A port that is proposed, and bound until it is used, so that nobody else is given it.
+
+    From a proposal to the round that uses it may be minutes. Who is not chosen proposes the
+    same port again.
     """
-    try:
-        return _bind_any(address)
-    except OSError:
-        return _bind_any("")
+
+    def __init__(self) -> None:
+        self._address = ""
+        self._sock: socket.socket | None = None
+        self._port = 0
+        _holding.add(self)
+
+    def propose(self, address: str) -> int:
+        """Return the port that is held on `address`; as `propose_port` if none is yet."""
+        if self._sock is None or self._address != address:
+            self.release()
+            self._sock = _bind_here(address)
+            self._address, self._port = address, _port(self._sock)
+        return self._port
+
+    def release(self) -> None:
+        """Let it go: whoever it is for may bind it now."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    __del__ = release
+
+
+_holding: weakref.WeakSet[HeldPort] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    """Let go, in a forked child, of what its parent holds: else it could not be released there."""
+    for held in list(_holding):
+        held.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
 
 
 def _source_towards(host: str, port: int) -> str | None:

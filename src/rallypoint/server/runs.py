@@ -1,9 +1,9 @@
 """Hosts the core: one `RunHost` a run, its single writer.
 
 Events of one loop turn are applied together: `advance` once, store once, then send. A step
-copies the places of all nodes, so with thousands of nodes what comes in crowds waits a moment
-for more (`SECONDS_A_NODE`): else those who trickle in would cost the square of their number. The
-host keeps what the core must not know: connections, when each was last heard, and timers.
+copies the places of all nodes, so with many nodes what comes in crowds waits a moment for more
+(`SECONDS_A_NODE`): else those who trickle in would cost the square of their number. The host
+keeps what the core must not know: connections, when each was last heard, and timers.
 
 * Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
   on this process's monotonic clock. A sweep that comes late shows that this process itself
@@ -63,8 +63,9 @@ from rallypoint.wallclock import now_text
 logger = logging.getLogger("rallypoint.server")
 
 IN_CROWDS = (Join, Disconnected, Reconnected)
-SECONDS_A_NODE = 1e-6  # for which events wait for others; a step costs a few hundredths of that
-AT_ONCE_SECONDS = 1e-3  # so long nobody need wait: up to 1,000 nodes
+AT_ONCE_NODES = 128  # up to so many nobody waits for others
+LEAST_SECONDS = 1e-3  # else so long, the least that the loop tells apart; many a step's cost
+SECONDS_A_NODE = 1e-6  # or so long; a step's copies cost a few hundredths of that
 HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was away
 
 
@@ -244,13 +245,13 @@ class RunHost:
 
     def _submit(self, event: Event) -> None:
         self._events.append(event)
-        pause = SECONDS_A_NODE * len(self.sessions) if isinstance(event, IN_CROWDS) else 0.0
-        if pause <= AT_ONCE_SECONDS:
+        nodes = len(self.sessions)
+        if nodes <= AT_ONCE_NODES or not isinstance(event, IN_CROWDS):
             if not self._flushing:
                 self._flushing = True
                 self._loop.call_soon(self.flush)
         elif len(self._events) == 1:
-            self._loop.call_later(pause, self.flush)
+            self._loop.call_later(max(LEAST_SECONDS, SECONDS_A_NODE * nodes), self.flush)
 
     @guarded
     def flush(self) -> None:

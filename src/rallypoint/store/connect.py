@@ -90,8 +90,10 @@ def _at_once(place: Place, deadline: Deadline) -> socket.socket | None:
     seconds = max(0.001, deadline.capped(STAGGER_SECONDS))
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    if sock.connect_ex(place) == 0 and _end(sock) is None:
-        return sock
+    with contextlib.suppress(OSError):  # reset already
+        if sock.connect_ex(place) == 0 and sock.getsockname()[1] != place[1]:  # see `_end`
+            _tune(sock)
+            return sock
     sock.close()
     return None
 
@@ -323,6 +325,7 @@ def _end(sock: socket.socket) -> OSError | None:
     try:
         # A connect to a free ephemeral port of one's own may meet itself (simultaneous open).
         if code == 0 and sock.getsockname() != sock.getpeername():
+            sock.setblocking(True)
             _tune(sock)
             return None
     except OSError as error:  # reset already
@@ -333,7 +336,6 @@ def _end(sock: socket.socket) -> OSError | None:
 
 
 def _tune(sock: socket.socket) -> None:
-    sock.setblocking(True)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _NO_LIMIT)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -8,6 +8,7 @@ order of addresses (node7 before node66, 10.0.0.9 before 10.0.0.10).
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from rallypoint.rendezvous.core.state import Member, NodeId, Round, Seat, Standing
 
@@ -15,6 +16,7 @@ _DIGITS = re.compile(r"(\d+)")
 NaturalKey = tuple[tuple[int, int, str], ...]
 
 
+@lru_cache(maxsize=4096)
 def natural_key(text: str) -> NaturalKey:
     """Return a sort key in which runs of digits compare as numbers."""
     parts = _DIGITS.split(text)

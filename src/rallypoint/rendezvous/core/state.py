@@ -33,7 +33,7 @@ class Node(_Value, frozen=True):
     Args:
         id: random, made anew by each process (and after being fenced).
         address: where its peers reach it.
-        port: a free port on it, proposed afresh with each join, for the bootstrap store.
+        port: a free port on it, for the bootstrap store; held until it is used.
         pid: its process id, for people.
         slot: the place it fills (pod, Slurm task); a new node with the same slot replaces it.
         node_rank: the rank it asks for.
