@@ -27,13 +27,14 @@ class Deadline:
     __slots__ = ("_at", "_clock", "timeout")
 
     def __init__(self, timeout: float | timedelta, clock: Clock = time.monotonic) -> None:
-        self.timeout = timeout = seconds(timeout)
+        self.timeout = timeout = timeout if type(timeout) is float else seconds(timeout)
         self._clock = clock
         self._at = clock() + timeout
 
     def remaining(self) -> float:
         """Return the seconds left, never below zero."""
-        return max(0.0, self._at - self._clock())
+        left = self._at - self._clock()
+        return left if left > 0.0 else 0.0
 
     def elapsed(self) -> float:
         """Return the seconds since the deadline was set."""
@@ -45,4 +46,5 @@ class Deadline:
 
     def capped(self, limit: float) -> float:
         """Return the seconds left, at most `limit`."""
-        return min(limit, self.remaining())
+        left = self._at - self._clock()
+        return min(limit, left if left > 0.0 else 0.0)

@@ -271,7 +271,8 @@ class RendezvousHandler(ABC):
 
     def _notify(self) -> None:
         """Tell the callbacks; subclasses call it after each change."""
-        self._callbacks().call()
+        if (callbacks := self.__dict__.get("_on_change")) is not None:
+            callbacks.call()
 
     def _callbacks(self) -> "_Callbacks":
         # Made here, so that a subclass need not call our __init__.

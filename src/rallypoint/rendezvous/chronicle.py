@@ -140,10 +140,9 @@ class Chronicle:
         changed = type(before.phase) is not type(after.phase) or _key(before) != _key(after)
         if changed or self.phase_at is None:
             self.phase_at = now
-        why = after.opening or _why_opened(before, events, after)
-        going = {e.node for e in events if isinstance(e, Leave)}
-        left = {m.node.label for n in going if (m := find(before, n)) is not None}
-        sealed = self._rounds(after, now, lost, why, left)
+        if not self.rounds or (self.rounds[-1].incarnation, self.rounds[-1].number) != _key(after):
+            self._open(before, events, after, now, lost)
+        sealed = self._ended(after, now)
         self._forget(after)
         return Noted(sealed, tuple(losses))
 
@@ -195,18 +194,23 @@ class Chronicle:
     def _opened(self, now: float) -> float:
         return self.rounds[-1].opened_at if self.rounds else now
 
-    def _rounds(
-        self, after: State, now: float, lost: list[str], why: str, left: set[str]
-    ) -> Entry | None:
+    def _open(
+        self, before: State, events: Sequence[Event], after: State, now: float, lost: list[str]
+    ) -> None:
+        """A new round gathers; whoever opened it has ended the one before."""
+        why = after.opening or _why_opened(before, events, after)
         entry = self.rounds[-1] if self.rounds else None
-        if entry is None or (entry.incarnation, entry.number) != _key(after):
-            if entry is not None and entry.ended_at is None:
-                entry.ended_at, entry.ended_because = now, why
-                entry.lost += lost[: LOST_SHOWN - len(entry.lost)]
-                entry.left = left
-            entry = Entry(*_key(after), opened_at=now, opened_because=why if self.rounds else "")
-            self.rounds.append(entry)
-        phase = after.phase
+        if entry is not None and entry.ended_at is None:
+            going = {e.node for e in events if isinstance(e, Leave)}
+            entry.ended_at, entry.ended_because = now, why
+            entry.lost += lost[: LOST_SHOWN - len(entry.lost)]
+            entry.left = {m.node.label for n in going if (m := find(before, n)) is not None}
+        entry = Entry(*_key(after), opened_at=now, opened_because=why if entry is not None else "")
+        self.rounds.append(entry)
+
+    def _ended(self, after: State, now: float) -> Entry | None:
+        """Take in that the round is sealed, or the run closed; return what was sealed now."""
+        entry, phase = self.rounds[-1], after.phase
         if isinstance(phase, Closed) and entry.ended_at is None:
             entry.ended_at, entry.ended_because = now, f"{phase.by}: {phase.why}"
         if not isinstance(phase, Sealed) or entry.sealed_at is not None:
@@ -299,6 +303,8 @@ def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
 
 def _put_out(before: State, after: State) -> list[str]:
     """Return the labels of live nodes that were excluded in a step."""
+    if after.exclusions is before.exclusions:
+        return []
     new = (out for out in after.exclusions if out not in before.exclusions)
     members = (find(before, node) for out in new for node in out.nodes if not find(after, node))
     return [member.node.label for member in members if member is not None]

@@ -14,7 +14,6 @@ from rallypoint.rendezvous.backends.contract import RendezvousBackend, Token
 from rallypoint.rendezvous.core import codec
 from rallypoint.rendezvous.core.advance import Step, advance, timers
 from rallypoint.rendezvous.core.events import Event
-from rallypoint.rendezvous.core.explain import describe
 from rallypoint.rendezvous.core.state import State
 
 _JITTER_FIRST_SECONDS, _JITTER_MOST_SECONDS = 0.001, 0.1
@@ -96,4 +95,4 @@ class Exchange:
 
 
 def _rest(state: State) -> Step:
-    return Step(state, (), timers(state), describe(state))
+    return Step(state, (), timers(state), ())

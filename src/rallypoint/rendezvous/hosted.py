@@ -84,6 +84,7 @@ class HostedCoordinator(Coordinator):
         self.hosting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._session = Session(target, lease_seconds)
         self._label = label
+        self._node: Node | None = None
         self._store: LazyStore | None = None
         self._opening = threading.Lock()
         self._handing_over = threading.Lock()
@@ -103,14 +104,8 @@ class HostedCoordinator(Coordinator):
     ) -> Assignment:
         session = self._session
         session.start(deadline, reads=True)
-        self._label = node.label
-        with session.changed:
-            asked, fresh = dialogue.request(
-                session.view, session.join, node, settings, why, new_incarnation
-            )
-            session.join, session.refused = asked, None
-        seat = fresh.assignment
-        session.update(lambda v: View(assignment=seat, connected=v.connected, error=v.error))
+        self._node = node
+        asked = session.begin(node, settings, why, new_incarnation)
         wait_for_seat(
             session.asking(wire.Ask(0, asked)),
             lambda: session.view,
@@ -212,7 +207,8 @@ class HostedCoordinator(Coordinator):
         """See `Coordinator.close`."""
         session = self._session
         session.start(deadline)
-        by = self._label or f"a client at {session.local_address}"
+        label = self._label if self._node is None else self._node.label
+        by = label or f"a client at {session.local_address}"
         incarnation, _round = dialogue.known_of(session.view)  # E1: a late close ends no other
         event = Close(by, why, at=now_text(), incarnation=incarnation)
         session.call(lambda i: wire.Ask(i, event), deadline)

@@ -26,6 +26,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous import dialogue, wire
 from rallypoint.rendezvous.coordinator import View, Watcher
 from rallypoint.rendezvous.core.events import SHUT_OUT, Join, Refusal, Refused, SettingsHeld
+from rallypoint.rendezvous.core.state import Node, Settings
 from rallypoint.rendezvous.line import Line
 from rallypoint.store import protocol as p
 from rallypoint.store.link import Target, goodbye_error
@@ -120,6 +121,16 @@ class Session:
                 f"the session with {self.target.where} has failed: {self.view.error}"
             ) from self.view.error
 
+    def begin(self, node: Node, settings: Settings, why: str, afresh: bool) -> Join:
+        """Begin a join: forget what an earlier one was told (see `dialogue.request`)."""
+        with self.changed:
+            before = self.view
+            join, view = dialogue.request(before, self.join, node, settings, why, afresh)
+            self.join, self.refused, self.view = join, None, view
+            self.changed.notify_all()
+        self._tell(before, view)
+        return join
+
     def send(self, body: msgspec.Struct) -> None:
         """Send a body whose loss in a reconnect is made up for there (join, beat)."""
         self._refuse_fork()
@@ -186,16 +197,19 @@ class Session:
     def update(self, change: Callable[[View], View]) -> None:
         """Change the view and call the watchers; one that fails harms nobody else."""
         with self.changed:
-            before, self.view = self.view, change(self.view)
+            before, view = self.view, change(self.view)
+            self.view = view
             self.changed.notify_all()
-            watchers = list(self._watchers)
-            view = self.view
-        if view != before:
-            for watcher in watchers:
-                try:
-                    watcher(view)
-                except Exception:
-                    logger.exception("a watcher of run %r has failed", self.target.run)
+        self._tell(before, view)
+
+    def _tell(self, before: View, view: View) -> None:
+        if view == before:
+            return
+        for watcher in list(self._watchers):
+            try:
+                watcher(view)
+            except Exception:
+                logger.exception("a watcher of run %r has failed", self.target.run)
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher` with each new view."""

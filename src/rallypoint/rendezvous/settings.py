@@ -11,6 +11,7 @@ A node that stops longer than what the run was opened with allows has thus asked
 that, and is told so like of any setting that differs (`core.explain.differences`).
 """
 
+import functools
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
@@ -239,6 +240,10 @@ class RendezvousSettings:
 
     def core(self) -> Settings:
         """Return the part that is stored in the run's state."""
+        return self._core
+
+    @functools.cached_property
+    def _core(self) -> Settings:
         return Settings(
             min_nodes=self.min_nodes,
             max_nodes=self.max_nodes,

@@ -21,6 +21,7 @@ reset before it was accepted is nowhere any more, and nobody's as well.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -118,8 +119,8 @@ class Netlink:
     def look(self, peer: Place, own: Place) -> tuple[Any, ...] | None:
         """Return the kernel's answer, None if there is no such socket."""
         self._number = (self._number + 1) & 0xFFFFFFFF
-        family, here = _packed(peer)
-        _, there = _packed(own)
+        family, here = _packed(str(peer[0]))
+        _, there = _packed(str(own[0]))
         body = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE)
         body += _ID.pack(peer[1], own[1], here, there) + _NO_COOKIE
         size = _HEADER.size + len(body)
@@ -198,7 +199,7 @@ def read_tables(asked: Iterable[tuple[Place, Place]]) -> list[int | None]:
 
 def _names(peer: Place, own: Place) -> list[str]:
     """Return how /proc names a socket; one for IPv6 may hold an IPv4 connection."""
-    both = (_packed(peer)[1], _packed(own)[1])
+    both = (_packed(str(peer[0]))[1], _packed(str(own[0]))[1])
     forms = [both]
     if ":" not in str(peer[0]):
         here, there = both[0][:4], both[1][:4]
@@ -210,7 +211,8 @@ def _words(packed: bytes) -> str:
     return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
 
 
-def _packed(place: Place) -> tuple[int, bytes]:
-    address = str(place[0]).split("%")[0]
+@functools.lru_cache(maxsize=64)  # on this machine there are few
+def _packed(host: str) -> tuple[int, bytes]:
+    address = host.split("%")[0]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return family, socket.inet_pton(family, address).ljust(16, b"\0")

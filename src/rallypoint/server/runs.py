@@ -305,9 +305,9 @@ class RunHost:
         return None if session is None else session.heard_at
 
     def _log(self, step: Step) -> None:
-        if step.reason != self._reason:
-            self._reason = step.reason
-            logger.info("run %s: %s", self.state.run_id, step.reason)
+        if logger.isEnabledFor(logging.INFO) and (reason := step.reason) != self._reason:
+            self._reason = reason
+            logger.info("run %s: %s", self.state.run_id, reason)
 
     def _set_timers(self, step: Step) -> None:
         wanted = set(step.timers)

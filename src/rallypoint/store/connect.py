@@ -32,8 +32,27 @@ NOTICE_SECONDS = 2.0
 ATTEMPT_SECONDS = 4.0  # then resolve afresh: the address may be another one by now
 LOOKUP_SECONDS = 20.0  # glibc's own limit for one name server or two
 LOOK_SECONDS = 0.25  # how soon a deadline that is cancelled ends an attempt
-_NO_LIMIT = struct.pack("ll", 0, 0)
+SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
+_TIMEVAL = struct.Struct("ll")
 AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
+
+
+def kernel_limit(seconds: float) -> bytes:
+    """Return a duration as SO_RCVTIMEO and SO_SNDTIMEO take it (0: no limit)."""
+    whole = int(seconds)
+    return _TIMEVAL.pack(whole, int((seconds - whole) * 1_000_000))
+
+
+_TUNING: list[tuple[int, int, int | bytes]] = [
+    (socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_limit(SEND_SECONDS)),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+]
+_TUNING += [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)  # macOS names the first one otherwise
+]
 
 
 class Attempt(Deadline):
@@ -88,8 +107,7 @@ def _at_once(place: Place, deadline: Deadline) -> socket.socket | None:
         return None
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     seconds = max(0.001, deadline.capped(STAGGER_SECONDS))
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_limit(seconds))
     with contextlib.suppress(OSError):  # reset already
         if sock.connect_ex(place) == 0 and sock.getsockname()[1] != place[1]:  # see `_end`
             _tune(sock)
@@ -336,9 +354,5 @@ def _end(sock: socket.socket) -> OSError | None:
 
 
 def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _NO_LIMIT)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # macOS names the first one otherwise
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for level, option, value in _TUNING:
+        sock.setsockopt(level, option, value)

@@ -9,7 +9,6 @@ import logging
 import select
 import selectors
 import socket
-import struct
 from typing import TYPE_CHECKING
 
 from rallypoint.deadline import Deadline
@@ -21,6 +20,7 @@ from rallypoint.store.connect import (
     UnreachedError,
     connect,
     explain_failure,
+    kernel_limit,
     resolved_to,
     wait_before_next,
     what_was_seen,
@@ -56,7 +56,6 @@ logger = logging.getLogger("rallypoint")
 READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next one is asked: this one may be stopped
-SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
 _header = p.HEADER.unpack_from
 
 
@@ -190,16 +189,7 @@ class Link:
 
     def read_timeout(self, seconds: float) -> None:
         """Let the kernel end a read after so long (0: never); cheaper than a poll before each."""
-        self._kernel_limit(socket.SO_RCVTIMEO, seconds)
-
-    def send_timeout(self, seconds: float) -> None:
-        """Let the kernel end a write that has made no progress for so long."""
-        self._kernel_limit(socket.SO_SNDTIMEO, seconds)
-
-    def _kernel_limit(self, option: int, seconds: float) -> None:
-        whole = int(seconds)
-        value = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
-        self.sock.setsockopt(socket.SOL_SOCKET, option, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_limit(seconds))
 
     def interrupt(self) -> None:
         """End the connection; a reader blocked in it returns at once."""
@@ -218,6 +208,8 @@ class Link:
 
 def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
     """Connect and prove to each other that both sides know the token.
+
+    How long a read of the link may take is for the caller to set (`read_timeout`).
 
     Of several servers it is the one that leads. A connection that is refused or breaks in the
     handshake, or a server that says nothing (held up, or a proxy without a server behind it),
@@ -317,9 +309,7 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
         link = _secured(sock, place, target, limit)
         try:
             link.read_timeout(max(0.05, limit.remaining()))
-            link.send_timeout(SEND_SECONDS)
             shake_hands(link, target, keys[0])
-            link.read_timeout(0.0)
             return link
         except UnknownTokenError:
             link.close()

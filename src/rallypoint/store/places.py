@@ -150,6 +150,8 @@ class Route:
 
         Who failed last comes last: it may be stopped, and take connections nevertheless.
         """
+        if not self.several:
+            return self.places
         with self._lock:
             first = () if self._leader is None else (self._leader,)
             last = tuple(place for place in self.places if place == self._failed)

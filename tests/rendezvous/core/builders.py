@@ -62,7 +62,7 @@ class Drive:
         self.state = State(run_id="demo")
         self.settings = a_settings(least, most, **settings)
         self.nodes: dict[str, Node] = {}
-        self.step: Step = Step(self.state, (), (), "")
+        self.step: Step = Step(self.state, (), (), ())
         self.told: dict[tuple[int, int], Round] = {}
 
     def do(self, *events: Event) -> Step:

@@ -40,7 +40,8 @@ from rallypoint.rendezvous.core.state import (
 def test_nothing_happens_without_events() -> None:
     state = State(run_id="demo")
     opened = "run 'demo' has not been opened: no node has joined"
-    assert advance(state) == Step(state, (), (), opened)
+    assert advance(state) == Step(state, (), (), ())
+    assert advance(state).reason == opened
 
 
 def test_j2_min_nodes_start_the_last_call() -> None:
@@ -492,11 +493,11 @@ def test_a_run_whose_rules_have_failed_is_closed_by_none_of_them() -> None:
     assert (step.state.participants, step.state.spares, step.timers) == ({}, {}, ())
     closed = RunClosed(1, 1, "the server", "10:15", "a fault of ours", Verdict.CLOSED)
     assert step.messages == (Send(("n1", "n2", "n3"), closed),)
-    assert step.reason == "a fault of ours"
+    assert step.reason == "run 'demo' was closed at 10:15 by the server: a fault of ours"
     assert check_state(step.state) == []
     assert check_step(run.state, step.state, step.messages) == []
     again = broken(step.state, "someone", "11:00", "another one")
-    assert (again.state, again.messages, again.reason) == (step.state, (), "another one")
+    assert (again.state, again.messages, again.notes) == (step.state, (), ("another one",))
 
 
 def test_h1_who_is_kept_out_for_failing_is_named_in_the_reason() -> None:

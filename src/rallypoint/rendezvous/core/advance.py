@@ -61,13 +61,18 @@ class Step(msgspec.Struct, frozen=True):
         messages: to be sent, in order, only AFTER `state` has been stored.
         timers: the timers that should run in `state`; the host starts those that are new,
             stops those that are gone, and hands a timer back as an event when it ends.
-        reason: what happened and what is waited for, for people.
+        notes: what happened, for people.
     """
 
     state: State
     messages: tuple[Send, ...]
     timers: tuple[Timer, ...]
-    reason: str
+    notes: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """What happened and what is waited for, for people; made for who asks."""
+        return "; ".join([*self.notes[-3:], describe(self.state)])
 
 
 def advance(state: State, *events: Event) -> Step:
@@ -83,8 +88,7 @@ def advance(state: State, *events: Event) -> Step:
         if draft.note and draft.note not in notes[-1:]:
             notes.append(draft.note)
     after = draft.freeze()
-    reason = "; ".join([*notes[-3:], describe(after)])
-    return Step(after, tuple(draft.messages), timers(after), reason)
+    return Step(after, tuple(draft.messages), timers(after), tuple(notes))
 
 
 def broken(state: State, by: str, at: str, why: str) -> Step:
@@ -95,14 +99,14 @@ def broken(state: State, by: str, at: str, why: str) -> Step:
         by, at, why: as those of a `Close`.
     """
     if isinstance(state.phase, Closed):
-        return Step(state, (), (), why)
+        return Step(state, (), (), (why,))
     number = round_number(state.phase)
     nodes = tuple(node for place in PLACES for node in getattr(state, place))
     emptied: dict[str, Any] = {place: {} for place in PLACES}
     closed = Closed(number, by, at, why)
     after = msgspec.structs.replace(state, phase=closed, notices={}, failing=0, **emptied)
     told = RunClosed(state.incarnation, number, by, at, why, Verdict.CLOSED)
-    return Step(after, (Send(nodes, told),), (), why)
+    return Step(after, (Send(nodes, told),), (), ())
 
 
 def timers(state: State) -> tuple[Timer, ...]:

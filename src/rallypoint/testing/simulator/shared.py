@@ -283,7 +283,7 @@ class SharedWorld(World):
     def _stored(self, data: bytes) -> None:
         state, before = decode(data), self.seen
         self.seen = state
-        self.checker.stored(before, Step(state, (), timers(state), ""))
+        self.checker.stored(before, Step(state, (), timers(state), ()))
         for agent in self.agents:
             if isinstance(agent, SharedNode):
                 agent.wake()
