@@ -34,6 +34,8 @@ SECONDS = 0.5
 THROUGHPUT_CALLS = ("get", "add", "set", "pipeline 100 set")
 CROWDS = ((8, 2), (64, 4))
 BARE = ("bare", "messages")
+ANSWERED = {"etcd": ("get", "set"), "messages": ("get", "add")}
+NAMES = {"messages": "bare, our messages", "bare": "bare, one exchange"}
 PLACEMENTS = {"on one core": (0, 0), "on two cores": (0, 1)}  # the server's, the client's
 _names = itertools.count()
 
@@ -178,11 +180,12 @@ def _exchanges(client: Helper, peer: Peer) -> dict[str, float]:
     return {"time": seconds, "client CPU": cpu[0], "server CPU": cpu[1]}
 
 
-def throughput(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
+def throughput(given: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
     """Count the calls a second of many clients in a few processes."""
     table = report.table("Many clients, answered calls", "calls/s", 1)
     for clients, processes in CROWDS:
         with contextlib.ExitStack() as stack:
+            peers = [*given, stack.enter_context(echo("messages", "messages"))]
             crowds: dict[str, list[Helper]] = {}
             for peer in peers:
                 crowd = [stack.enter_context(peer.client()) for _ in range(processes)]
@@ -195,14 +198,16 @@ def throughput(peers: list[Peer], report: harness.Report, options: argparse.Name
                         p, crowds[p.kind], call
                     )
                     for peer in peers
-                    if not (peer.kind == "etcd" and call not in ("get", "set"))
+                    if call in ANSWERED.get(peer.kind, THROUGHPUT_CALLS)
                 }
                 found = harness.run_in_turn(contenders, options.repeats, report)
                 case = f"{call}, {clients} clients in {processes} processes"
                 for kind, samples in found.items():
-                    table.add(case, kind, "rate", samples.get("rate", []))
+                    name = NAMES.get(kind, kind)
+                    table.add(case, name, "rate", samples.get("rate", []))
                 for kind, samples in found.items():
-                    table.add(case, kind, "server CPU us a call", samples.get("cpu", []))
+                    name = NAMES.get(kind, kind)
+                    table.add(case, name, "server CPU us a call", samples.get("cpu", []))
 
 
 def _rate(peer: Peer, crowd: list[Helper], call: str) -> dict[str, float]:
@@ -217,13 +222,14 @@ def _rate(peer: Peer, crowd: list[Helper], call: str) -> dict[str, float]:
     return {"rate": calls / took, "cpu": cpu / calls * 1e6}
 
 
-def groups(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
+def groups(given: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
     """Barriers and gathers of N members, from the signal until the last one is through."""
     table = report.table("Groups of N members, until the last one is through", "ms", 1000)
     for size in options.sizes:
         processes = min(4, size)
         with contextlib.ExitStack() as stack:
             crowds: dict[str, list[Helper]] = {}
+            peers = [*given, stack.enter_context(echo("meeting"))]
             for peer in peers:
                 crowd = [stack.enter_context(peer.client()) for _ in range(processes)]
                 for helper in crowd:
@@ -235,10 +241,12 @@ def groups(peers: list[Peer], report: harness.Report, options: argparse.Namespac
                 contenders: dict[str, harness.Measure] = {
                     name: lambda crowd=crowd, kind=kind, size=size: _meet(crowd, kind, size)
                     for name, crowd in crowds.items()
+                    if name not in BARE or kind == "barrier"
                 }
                 found = harness.run_in_turn(contenders, options.repeats, report)
                 for name, samples in found.items():
-                    table.add(f"{kind} N={size}", name, "wall", samples.get("seconds", []))
+                    who = NAMES.get(name, name)
+                    table.add(f"{kind} N={size}", who, "wall", samples.get("seconds", []))
 
 
 def _meet(crowd: list[Helper], kind: str, size: int) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """What answers every request without doing anything for it: the floor of a call.
 
-python echo_server.py uvloop|blocking|messages
+python echo_server.py uvloop|blocking|messages|meeting
 
 `messages` reads and writes our messages with msgspec on our event loop, so a client and a
-server of Python cannot do with less; the others answer with the same bytes.
+server of Python cannot do with less; the others answer with the same bytes. `meeting` answers
+all once as many have asked as the request says: a barrier, and nothing else.
 """
 
 import asyncio
@@ -47,6 +48,21 @@ def messages() -> type[Echo]:
     return Messages
 
 
+def meeting() -> type[Echo]:
+    """Return what keeps all waiting until the last one has come."""
+    here: list[asyncio.Transport] = []
+
+    class Meeting(Echo):
+        def data_received(self, data: bytes) -> None:
+            here.append(self.transport)
+            if len(here) == int(data):
+                for transport in here:
+                    transport.write(ANSWER)
+                here.clear()
+
+    return Meeting
+
+
 def on_uvloop(listener: socket.socket, protocol: type[Echo] = Echo) -> None:
     """Answer on an event loop."""
     import uvloop
@@ -74,6 +90,7 @@ def start(how: str) -> dict[str, Any]:
         "uvloop": on_uvloop,
         "blocking": blocking,
         "messages": lambda sock: on_uvloop(sock, messages()),
+        "meeting": lambda sock: on_uvloop(sock, meeting()),
     }
     serve = kinds[how]
     threading.Thread(target=serve, args=(listener,), daemon=True).start()

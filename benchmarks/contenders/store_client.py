@@ -192,7 +192,7 @@ class Bare:
 
         self.sock = sock = socket.create_connection((HOST, PORT))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.calls: dict[str, Call] = {"get": self.exchange}
+        self.calls: dict[str, Call] = {"get": self.exchange, "add": self.exchange}
 
     def prepare(self) -> None:
         """Nothing is kept there."""
@@ -200,6 +200,11 @@ class Bare:
     def exchange(self) -> None:
         """Send a request and receive its answer."""
         self.sock.sendall(self.REQUEST)
+        self.sock.recv(65536)
+
+    def barrier(self, name: str, rank: int, size: int) -> None:
+        """Say how many are expected, and wait."""
+        self.sock.sendall(b"%26d" % size)
         self.sock.recv(65536)
 
 

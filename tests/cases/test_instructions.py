@@ -118,13 +118,20 @@ def test_a_join_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
     handler = make_handler(server.port)
     with counting(server) as counter:
         counted = {"join again": each(counter, handler.next_rendezvous)}
+        counted["connect, join and leave"] = each(counter, lambda: come_and_go(server.port))
     handler.shutdown()
     check(counted, LIMITS_OF_JOINS)
 
 
-def make_handler(port: int) -> DynamicRendezvousHandler:
+def come_and_go(port: int) -> None:
+    handler = make_handler(port, "another")
+    handler.next_rendezvous()
+    handler.shutdown()
+
+
+def make_handler(port: int, run: str = "run") -> DynamicRendezvousHandler:
     config = {"join": LIMIT_SECONDS, "close": LIMIT_SECONDS, "is_host": False}
-    params = RendezvousParameters("core", f"127.0.0.1:{port}", "run", 1, 1, config=config)
+    params = RendezvousParameters("core", f"127.0.0.1:{port}", run, 1, 1, config=config)
     return create_handler(params)
 
 
@@ -138,4 +145,4 @@ LIMITS_OF_CALLS = {
     "wait": 857,
     "barrier": 1148,
 }
-LIMITS_OF_JOINS = {"join again": 5105}
+LIMITS_OF_JOINS = {"join again": 4908, "connect, join and leave": 14872}
