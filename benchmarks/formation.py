@@ -6,11 +6,13 @@ once more, connected already. Not counted, to their favour, is the connecting of
 use torch's or tensorplay's TCPStore (c10d, nvrx, tensorplay). Each trial has a fresh run (a
 fresh server for torchft and jax, whose size is fixed).
 
-The trials of the slow ones take seconds, in which the quick ones rest, and a virtual machine may
-take the memory of who rests: here a process that touches a thousand pages after four seconds pays
-100 ms for it. So the trial of a quick contender is preceded by one that does not count.
+Those whose nodes look at a shared state again and again take seconds, in which the others rest,
+and a virtual machine may take the memory of who rests: here a process that touches a thousand
+pages after four seconds pays 100 ms for it. So they are a part of their own (`polling`), and the
+trial of a quick contender is preceded by one that does not count.
 """
 
+import argparse
 import sys
 import time
 from collections import Counter
@@ -33,6 +35,13 @@ CONTENDERS = {
     "tensorplay": "tensorplay, core handler",
     "c10d-quiet": "torch c10d without its logging cost",
     "c10d": "torch c10d as shipped",
+}
+PARTS = {
+    "told": ("Round formation at once", ("rallypoint", "torchft", "jax")),
+    "polling": (
+        "Round formation at once, beside those who poll",
+        ("rallypoint", "nvrx", "tensorplay", "c10d-quiet", "c10d"),
+    ),
 }
 FRESH_SERVER = ("torchft", "jax")
 JOINS_ONCE = ("nvrx",)
@@ -161,16 +170,24 @@ def run_size(size: int, names: list[str], repeats: int, report: harness.Report) 
 
 
 def main() -> None:
-    """Run all sizes, report."""
+    """Run all parts."""
     options = harness.arguments(__doc__ or "", sizes=(2, 8, 32, 64, 128, 256))
-    report = harness.Report("formation", "Round formation at once", harness.relative(__file__))
+    for part in options.parts or PARTS:
+        title, names = PARTS[part]
+        say(title)
+        command = f"{harness.relative(__file__)} --parts {part}"
+        report = harness.Report(f"formation_{part}", title, command)
+        run_part([n for n in names if not options.only or n in options.only], report, options)
+
+
+def run_part(names: list[str], report: harness.Report, options: argparse.Namespace) -> None:
+    """Run all sizes, report."""
     tables = {
         "first": report.table("First round, connecting included"),
         "again": report.table("Once more, connected already"),
     }
     cpu = report.table("Server CPU for a first round", "ms", 1000)
     counts = report.table("For each node, rallypoint", "count or bytes", 1, compared=False)
-    names = [n for n in CONTENDERS if not options.only or n in options.only]
     gone: set[str] = set()
     for size in options.sizes:
         say(f"N = {size}")
@@ -193,10 +210,11 @@ def main() -> None:
                     counts.add(case, part, key, found)
         report.save()
     report.notes += [f"{name}: {what}" for name, what in CONTENDERS.items() if name in names]
-    report.notes.append(
-        "without its logging cost: construct_and_record_rdzv_event and get_method_name, which "
-        "walk the stack with inspect.stack(), are replaced by functions that do nothing"
-    )
+    if "c10d-quiet" in names:
+        report.notes.append(
+            "without its logging cost: construct_and_record_rdzv_event and get_method_name, which "
+            "walk the stack with inspect.stack(), are replaced by functions that do nothing"
+        )
     report.notes.append(f"a contender that takes more than {LIMIT:g} s is left out of larger N")
     report.finish(lambda axes, r: harness.lines(axes, tables["first"], "wall"))
 
