@@ -85,7 +85,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._host = socket.gethostname()
         self._node_id = uuid.uuid4().hex
         self._seat: Assignment | None = None
-        self._changed = threading.Condition()
+        self._changed, self._waiting = threading.Condition(), 0
         self._shut: bool | None = None
         self._shutting = threading.Lock()
         self._unwatch = coordinator.watch(self._on_view)
@@ -319,14 +319,19 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """
         known = self.view() if since is None else since
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._coordinator.view() != known, max(0.0, to_seconds(timeout))
-            )
+            self._waiting += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._coordinator.view() != known, max(0.0, to_seconds(timeout))
+                )
+            finally:
+                self._waiting -= 1
         return self.view()
 
     def _on_view(self, view: View) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        if self._waiting:  # who begins to wait just now sees this view already
+            with self._changed:
+                self._changed.notify_all()
         self._notify()
 
     # -- going ------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ A node that stops longer than what the run was opened with allows has thus asked
 that, and is told so like of any setting that differs (`core.explain.differences`).
 """
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Self
 
@@ -162,6 +161,7 @@ class RendezvousSettings:
     quarantine_time: timedelta
     stop_grace: timedelta | None
     admit: Newcomers | None
+    _core: Settings = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -213,6 +213,7 @@ class RendezvousSettings:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "_core", self._settings())
 
     @classmethod
     def from_params(cls, params: RendezvousParameters) -> Self:
@@ -242,8 +243,7 @@ class RendezvousSettings:
         """Return the part that is stored in the run's state."""
         return self._core
 
-    @functools.cached_property
-    def _core(self) -> Settings:
+    def _settings(self) -> Settings:
         return Settings(
             min_nodes=self.min_nodes,
             max_nodes=self.max_nodes,

@@ -37,7 +37,7 @@ from rallypoint.rendezvous.status import ServerStatus
 from rallypoint.store import protocol as p
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True):
+class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of the rendezvous bodies."""
 
 
@@ -217,8 +217,8 @@ def cleaned(event: _Event) -> _Event:
     What is said of why, by whom and when becomes one line; a failure's message keeps its lines.
     """
     changes: dict[str, Any] = {}
-    for name in ("why", "by", "at"):
-        text = getattr(event, name, "")
+    for name in _said_by(type(event)):
+        text = getattr(event, name)
         if not text.isprintable():
             changes[name] = _visible(" ".join(text.split()))  # one line
     if isinstance(event, Exclude | Admit) and not event.name.isprintable():
@@ -228,6 +228,11 @@ def cleaned(event: _Event) -> _Event:
         texts = {n: _visible(getattr(f, n)) for n in ("node", "signal", "at", "message")}
         changes["failure"] = msgspec.structs.replace(f, **texts)
     return msgspec.structs.replace(event, **changes) if changes else event
+
+
+@functools.cache  # of the few kinds of events
+def _said_by(kind: type[Event]) -> tuple[str, ...]:
+    return tuple(name for name in ("why", "by", "at") if name in kind.__struct_fields__)
 
 
 def _visible(text: str) -> str:

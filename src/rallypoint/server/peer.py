@@ -45,9 +45,10 @@ _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST = 1  # NLM_F_REQUEST: one answer
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_QUESTION = struct.Struct("=BBBxI")  # family, protocol, extensions, states
+_QUESTION = struct.Struct("=IHHIIBBBxI")  # the same, then family, protocol, extensions, states
 _NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface
 _ID = struct.Struct("!HH16s16s")  # ports and addresses of an inet_diag_sockid
+_QUESTION_BYTES = _QUESTION.size + _ID.size + len(_NO_COOKIE)
 _ANSWER = struct.Struct("=4x4s44xIIIII")  # ports; after the id: expires, queues, uid, inode
 _ANY_STATE = 0xFFFFFFFF
 
@@ -121,11 +122,12 @@ class Netlink:
         self._number = (self._number + 1) & 0xFFFFFFFF
         family, here = _packed(str(peer[0]))
         _, there = _packed(str(own[0]))
-        body = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE)
-        body += _ID.pack(peer[1], own[1], here, there) + _NO_COOKIE
-        size = _HEADER.size + len(body)
-        head = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST, self._number, 0)
-        self._sock.sendto(head + body, (0, 0))
+        head = _QUESTION.pack(
+            _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST, self._number, 0,
+            family, socket.IPPROTO_TCP, 0, _ANY_STATE,
+        )  # fmt: skip
+        asked = _ID.pack(peer[1], own[1], here, there)
+        self._sock.sendto(head + asked + _NO_COOKIE, (0, 0))
         while True:
             answer = self._sock.recv(4096, socket.MSG_DONTWAIT)  # it is there already
             _, kind, _, number, _ = _HEADER.unpack_from(answer)

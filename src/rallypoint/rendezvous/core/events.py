@@ -22,7 +22,7 @@ from rallypoint.rendezvous.core.state import (
 )
 
 
-class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of events and messages."""
 
 

@@ -7,7 +7,7 @@ import msgspec
 NO_REASON = "no reason was given"
 
 
-class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of these values, which are part of the state."""
 
 

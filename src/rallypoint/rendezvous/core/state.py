@@ -23,7 +23,9 @@ from rallypoint.rendezvous.core.marks import Exclusion, Notice, Strike
 NodeId = str
 
 
-class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Value(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):  # gc: values that never change cannot refer to each other in a ring
     """Base of the core's values."""
 
 
