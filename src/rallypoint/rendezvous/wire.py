@@ -7,7 +7,7 @@ join has no id: its one answer is the pushed seat, or a refusal.
 """
 
 import functools
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -211,13 +211,19 @@ def _problem_of_order(event: NodeEvent, limit: int) -> str:
     return "" if fits else "an exclusion without a name, or with one that cannot be shown"
 
 
+_SAID_BY = {
+    kind: tuple(name for name in ("why", "by", "at") if name in kind.__struct_fields__)
+    for kind in get_args(Event)
+}
+
+
 def cleaned(event: _Event) -> _Event:
     """Return the event with control characters made visible: terminals and logs will show it.
 
     What is said of why, by whom and when becomes one line; a failure's message keeps its lines.
     """
     changes: dict[str, Any] = {}
-    for name in _said_by(type(event)):
+    for name in _SAID_BY[type(event)]:
         text = getattr(event, name)
         if not text.isprintable():
             changes[name] = _visible(" ".join(text.split()))  # one line
@@ -228,11 +234,6 @@ def cleaned(event: _Event) -> _Event:
         texts = {n: _visible(getattr(f, n)) for n in ("node", "signal", "at", "message")}
         changes["failure"] = msgspec.structs.replace(f, **texts)
     return msgspec.structs.replace(event, **changes) if changes else event
-
-
-@functools.cache  # of the few kinds of events
-def _said_by(kind: type[Event]) -> tuple[str, ...]:
-    return tuple(name for name in ("why", "by", "at") if name in kind.__struct_fields__)
 
 
 def _visible(text: str) -> str:
