@@ -37,12 +37,12 @@ CONTENDERS = {
     "c10d": "torch c10d as shipped",
 }
 PARTS = {
-    "told": ("Round formation at once", ("rallypoint", "torchft", "jax")),
+    "told": (11, "Round formation at once", ("rallypoint", "torchft", "jax")),
     "polling": (
-        "Round formation at once, beside those who poll",
+        5, "Round formation at once, beside those who poll",
         ("rallypoint", "nvrx", "tensorplay", "c10d-quiet", "c10d"),
     ),
-}
+}  # fmt: skip
 FRESH_SERVER = ("torchft", "jax")
 JOINS_ONCE = ("nvrx",)
 
@@ -171,9 +171,11 @@ def run_size(size: int, names: list[str], repeats: int, report: harness.Report) 
 
 def main() -> None:
     """Run all parts."""
-    options = harness.arguments(__doc__ or "", sizes=(2, 8, 32, 64, 128, 256))
+    options = harness.arguments(__doc__ or "", sizes=(2, 8, 32, 64, 128, 256), repeats=0)
+    given = options.repeats
     for part in options.parts or PARTS:
-        title, names = PARTS[part]
+        repeats, title, names = PARTS[part]
+        options.repeats = given or repeats
         say(title)
         command = f"{harness.relative(__file__)} --parts {part}"
         report = harness.Report(f"formation_{part}", title, command)

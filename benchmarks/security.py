@@ -98,7 +98,7 @@ def flood() -> dict[str, float]:
 
 def main() -> None:
     """Run the parts, report."""
-    options = harness.arguments(__doc__ or "", repeats=3)
+    options = harness.arguments(__doc__ or "", repeats=5)
     report = harness.Report("security", "What security costs", harness.relative(__file__))
     table = report.table("Plain, with a token, with TLS and a token")
     if not options.parts or "cost" in options.parts:
