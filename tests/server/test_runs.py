@@ -23,7 +23,7 @@ from rallypoint.rendezvous.core.events import (
 )
 from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.rendezvous.core.state import Gathering, Sealed, Settings
-from rallypoint.server.runs import SECONDS_A_NODE
+from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE
 
 
 def told(session: FakeSession, kind: type[Any]) -> Any:
@@ -79,6 +79,21 @@ def many_nodes() -> Bench:
     bench.loop.turn()
     bench.host.writes = 0
     return bench
+
+
+def test_few_nodes_do_not_wait_for_others() -> None:
+    bench = Bench(MANY)
+    for number in range(AT_ONCE_NODES):
+        bench.join(f"n{number}")
+        bench.loop.turn()
+    assert bench.host.writes == AT_ONCE_NODES
+    for number in range(5):  # that is one more, and as many as come within a moment
+        bench.join(f"late{number}")
+        bench.loop.turn()
+    assert bench.host.writes == AT_ONCE_NODES
+    bench.loop.now += LEAST_SECONDS * 1.1
+    bench.loop.turn()
+    assert bench.host.writes == AT_ONCE_NODES + 1
 
 
 def test_with_thousands_of_nodes_events_wait_for_others() -> None:

@@ -49,6 +49,7 @@ def test_new_seeds_violate_nothing(shared: bool) -> None:
 
 def test_events_that_wait_for_others_violate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with thousands of nodes (runs.py), which no simulated run has."""
+    monkeypatch.setattr(runs, "AT_ONCE_NODES", 0)
     monkeypatch.setattr(runs, "SECONDS_A_NODE", 0.02)
     first = first_seed()
     found = search(range(first, first + 150), lambda seed: plan_from(seed, False))
