@@ -73,6 +73,7 @@ class Drive:
         assert check_step(before, step.state, step.messages) == []
         assert decode(encode(step.state)) == step.state
         assert timers(step.state) == step.timers
+        assert step.reason  # of any state there is something to say
         for send in step.messages:
             assert send.to
             assert len(set(send.to)) == len(send.to), "one message twice to one node"

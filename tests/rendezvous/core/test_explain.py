@@ -111,6 +111,19 @@ def test_those_who_have_finished_are_not_waited_for() -> None:
     assert "; 1 have finished and will not come again" in describe(run.state)
 
 
+def test_a_round_at_work_says_who_has_finished_who_waits_and_who_is_spare() -> None:
+    run = sealed("node1", "node2", least=2, most=2)
+    run.join("node3")
+    assert describe(run.state) == "round 1 is at work with 2 nodes; 1 spare"
+    run.finish("node1")
+    assert describe(run.state) == (
+        "round 1 is at work with 2 nodes; 1 have finished, still working: node2 pid 2; 1 spare"
+    )
+    run = sealed("node1", "node2", least=2, most=3)
+    run.join("node3")
+    assert describe(run.state).endswith("with 2 nodes; 1 wait for the next round")
+
+
 def test_who_will_leave_and_who_is_kept_out_are_told_in_few_words() -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.do(Notify("node2", "spot machine", seconds=25.0))
