@@ -17,7 +17,7 @@ def test_a_script_for_torchruns_environment_runs_as_it_is() -> None:
         ],
         capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     found = re.search(r"^2 workers: accuracy (0\.\d+)$", done.stdout, re.MULTILINE)
     assert found is not None
     assert float(found[1]) > 0.9

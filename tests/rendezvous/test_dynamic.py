@@ -139,12 +139,27 @@ def test_a_proposed_port_is_held_until_it_is_for_the_workers() -> None:
         outcome: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if rank != 0:
             outcome = pytest.raises(OSError, match="in use")
-        with outcome, socket.socket() as workers:
-            workers.bind(("127.0.0.1", ports[-1]))
+        with outcome:
+            bind(ports[-1])
     assert ports[0] == ports[1] == ports[2]
     handler.shutdown()
+    bind(ports[-1])
+
+
+def test_a_port_is_not_held_by_who_is_not_in_the_run() -> None:
+    handler, coordinator = make(None, RendezvousTimeoutError("nobody came"), None)
+    handler.next_rendezvous()
+    with pytest.raises(RendezvousTimeoutError):
+        handler.next_rendezvous()
+    bind(coordinator.joins[-1][0].port)
+    handler.next_rendezvous()
+    handler.leave("enough")
+    bind(coordinator.joins[-1][0].port)
+
+
+def bind(port: int) -> None:
     with socket.socket() as workers:
-        workers.bind(("127.0.0.1", ports[-1]))
+        workers.bind(("127.0.0.1", port))
 
 
 def test_the_info_is_the_assignment() -> None:

@@ -1,11 +1,12 @@
 """Addresses: what is read, what is refused, and where free ports come from."""
 
+import errno
 import os
 import socket
 
 import pytest
 
-from rallypoint.errors import ParameterError
+from rallypoint.errors import ParameterError, RendezvousStateError
 from rallypoint.rendezvous import endpoint
 from rallypoint.rendezvous.endpoint import (
     HeldPort,
@@ -106,6 +107,23 @@ def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
     bind(port)
     held.release()  # nothing to let go
     assert held.propose("127.0.0.1") > 0
+
+
+def test_a_held_port_that_is_over_holds_nothing() -> None:
+    held = HeldPort()
+    first = held.propose("127.0.0.1")
+    held.close()
+    bind(first)
+    bind(held.propose("127.0.0.1"))  # of a join that the shutdown has not ended yet
+
+
+def test_without_a_port_the_error_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(endpoint, "_bind_any", no_file)
+    with pytest.raises(RendezvousStateError, match=r"for the workers on '10\.0\.0\.1'.*Too many"):
+        HeldPort().propose("10.0.0.1")
 
 
 def test_a_held_port_follows_its_address() -> None:

@@ -1,5 +1,6 @@
 """Settings: torch's positional form, the lease, and what goes into the state."""
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,12 @@ def test_defaults() -> None:
     assert settings.keep_alive_interval == seconds(5)
     assert settings.keep_alive_max_attempt == 3
     assert settings.core() == Settings(1, 2, None, None, 30, 60, 0, 15, 1)
+
+
+def test_they_are_a_dataclass_of_what_was_given() -> None:
+    settings = dataclasses.replace(RendezvousSettings("run", 1, 4), min_nodes=2)
+    assert (settings.min_nodes, settings.core().min_nodes) == (2, 2)
+    assert not [name for name in dataclasses.asdict(settings) if name.startswith("_")]
 
 
 def test_positional_form_of_torch() -> None:

@@ -125,6 +125,8 @@ def test_an_attempt_can_be_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeoutError):
         found.result(0.1)
     attempt.cancel()
+    assert attempt.expired()
+    assert attempt.elapsed() < 5.0  # not for ever: people read it
     with pytest.raises(UnreachedError):
         found.result(10)
     stuck.set()
@@ -159,6 +161,18 @@ def test_a_dead_server_does_not_hold_up_another_one(
     sock.close()
     assert found in (dead, place)
     assert time.monotonic() - began < 3.0
+
+
+def test_a_default_of_the_program_for_its_sockets_is_not_ours(listener: socket.socket) -> None:
+    place = ("127.0.0.1", listener.getsockname()[1])
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(9.0)
+    try:
+        sock, _ = connect([place], Deadline(5.0))
+    finally:
+        socket.setdefaulttimeout(before)
+    with sock:
+        assert sock.gettimeout() is None  # else the kernel's limits on reads would not hold
 
 
 def test_of_several_servers_the_first_is_preferred(listener: socket.socket) -> None:

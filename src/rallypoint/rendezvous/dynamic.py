@@ -172,11 +172,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 f"{deadline.timeout:g} s (join_timeout)"
             )
         try:
-            self._seat = self._join(deadline, why)
-            if self._seat.rank == 0:
+            seat = self._join(deadline, why)
+            self._seat, self._new_incarnation = seat, False
+            if seat.rank == 0:
                 self._port.release()
-            self._new_incarnation = False
-            return self._info(self._seat)
+            return self._info(seat)
+        except BaseException:
+            self._port.release()
+            raise
         finally:
             self._joining.release()
 
@@ -362,6 +365,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def leave(self, why: str = "") -> None:
         """Go in good order; the others are told. Never closes the run (rule L3)."""
+        self._port.release()
         self._coordinator.leave(why, self._deadline(self._settings.timeout.close))
 
     def shutdown(self) -> bool:
@@ -373,7 +377,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._shutting:
             if self._shut is None:
                 self._unwatch()
-                self._port.release()
+                self._port.close()
                 deadline = self._deadline(self._settings.timeout.close)
                 self._shut = self._coordinator.shutdown(deadline)
             return self._shut

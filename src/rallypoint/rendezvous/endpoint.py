@@ -4,12 +4,14 @@ No name is looked up backwards and no host name is asked for: an address that th
 advertises is one that the kernel itself would use as the source of a packet to a peer.
 """
 
+import contextlib
 import os
 import socket
+import threading
 import weakref
 from typing import Any
 
-from rallypoint.errors import ParameterError
+from rallypoint.errors import ParameterError, RendezvousStateError
 from rallypoint.store.places import join_place as join_endpoint
 from rallypoint.store.places import parse_place
 from rallypoint.store.protocol import DEFAULT_PORT
@@ -84,10 +86,15 @@ def _bind_here(address: str) -> socket.socket:
 
     An address behind NAT or of a load balancer is not this machine's, but leads to it.
     """
-    try:
+    with contextlib.suppress(OSError):
         return _bind_any(address)
-    except OSError:
+    try:
         return _bind_any("")
+    except OSError as error:  # no file descriptor is left, most likely
+        raise RendezvousStateError(
+            f"no port can be bound for the workers on {address!r}, nor on any address of this "
+            f"machine: {error.strerror or error}"
+        ) from error
 
 
 def _port(sock: socket.socket) -> int:
@@ -121,42 +128,65 @@ class HeldPort:
     """A port that is proposed, and bound until it is used, so that nobody else is given it.
 
     From a proposal to the round that uses it may be minutes. Who is not chosen proposes the
-    same port again.
+    same port again. Thread-safe; nothing is looked up under the lock.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._address = ""
         self._sock: socket.socket | None = None
         self._port = 0
+        self._over = False
         _holding.add(self)
 
     def propose(self, address: str) -> int:
         """Return the port that is held on `address`; as `propose_port` if none is yet."""
-        if self._sock is None or self._address != address:
-            self.release()
-            self._sock = _bind_here(address)
-            self._address, self._port = address, _port(self._sock)
-        return self._port
+        with self._lock:
+            if self._sock is not None and self._address == address:
+                return self._port
+        sock = _bind_here(address)
+        port = _port(sock)
+        with self._lock:
+            self._drop()
+            if self._over:
+                sock.close()
+            else:
+                self._sock, self._address, self._port = sock, address, port
+        return port
 
     def release(self) -> None:
         """Let it go: whoever it is for may bind it now."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
+        with self._lock:
+            self._drop()
 
-    __del__ = release
+    def close(self) -> None:
+        """Let it go, and hold none from now on."""
+        with self._lock:
+            self._over = True
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._sock.close()  # before it is forgotten: a child forked here closes it as well
+            self._sock = None
+
+    def forget(self) -> None:
+        """Free what a fork has copied: else the parent could not let it go."""
+        self._lock = threading.Lock()  # which a thread of the parent's may have held
+        self._drop()
+
+    __del__ = _drop
 
 
 _holding: weakref.WeakSet[HeldPort] = weakref.WeakSet()
 
 
-def _release_all() -> None:
-    """Let go, in a forked child, of what its parent holds: else it could not be released there."""
+def _forget_all() -> None:
     for held in list(_holding):
-        held.release()
+        held.forget()
 
 
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _source_towards(host: str, port: int) -> str | None:

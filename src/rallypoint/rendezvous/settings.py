@@ -11,7 +11,7 @@ A node that stops longer than what the run was opened with allows has thus asked
 that, and is told so like of any setting that differs (`core.explain.differences`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
 
@@ -161,7 +161,6 @@ class RendezvousSettings:
     quarantine_time: timedelta
     stop_grace: timedelta | None
     admit: Newcomers | None
-    _core: Settings = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -211,9 +210,8 @@ class RendezvousSettings:
             "stop_grace": stop,
             "admit": _newcomers(admit),
         }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_core", self._settings())
+        self.__dict__.update(values)
+        self.__dict__["_core"] = self._settings()  # not a field: nobody gives it
 
     @classmethod
     def from_params(cls, params: RendezvousParameters) -> Self:
@@ -241,7 +239,8 @@ class RendezvousSettings:
 
     def core(self) -> Settings:
         """Return the part that is stored in the run's state."""
-        return self._core
+        core: Settings = self.__dict__["_core"]
+        return core
 
     def _settings(self) -> Settings:
         return Settings(

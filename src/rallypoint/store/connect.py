@@ -62,7 +62,8 @@ class Attempt(Deadline):
 
     def cancel(self) -> None:
         """Let it be over now."""
-        self._at = float("-inf")
+        now, begun = self._clock(), self._at - self.timeout
+        self.timeout, self._at = now - begun, now
 
 
 class UnreachedError(StoreConnectionError):
@@ -106,6 +107,8 @@ def _at_once(place: Place, deadline: Deadline) -> socket.socket | None:
     if sys.platform != "linux" or not _is_ipv4(place[0]):
         return None
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if sock.gettimeout() is not None:  # the program has set a default (socket.setdefaulttimeout)
+        sock.setblocking(True)
     seconds = max(0.001, deadline.capped(STAGGER_SECONDS))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_limit(seconds))
     with contextlib.suppress(OSError):  # reset already
