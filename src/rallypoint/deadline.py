@@ -46,5 +46,4 @@ class Deadline:
 
     def capped(self, limit: float) -> float:
         """Return the seconds left, at most `limit`."""
-        left = self._at - self._clock()
-        return min(limit, left if left > 0.0 else 0.0)
+        return min(limit, self.remaining())

@@ -198,8 +198,8 @@ def test_a_round_costs_the_same_for_each_node_whatever_their_number(
     assert again.requests == size  # a join is one request
     for cost in (first, again):
         # The joins of a turn share a write; of thousands of nodes those of a while do (runs.py),
-        # or 10,000 that trickle in would take some 5,000.
-        assert cost.writes <= (size if size <= 1_000 else size // 4)
+        # or 10,000 that trickle in would take 2,000 to 5,000. How many come in a while is time's.
+        assert cost.writes <= (size if size <= 1_000 else size // 8)
         assert cost.bytes_to_server < 250 * size
         assert cost.bytes_to_nodes < 320 * size
         # The handshake is answered at once, then comes the seat; or that a round has opened,

@@ -1,9 +1,10 @@
 """Hosts the core: one `RunHost` a run, its single writer.
 
 Events of one loop turn are applied together: `advance` once, store once, then send. A step
-copies the places of all nodes, so with many nodes what comes in crowds waits a moment for more
-(`SECONDS_A_NODE`): else those who trickle in would cost the square of their number. The host
-keeps what the core must not know: connections, when each was last heard, and timers.
+copies the places of all nodes, so with many nodes (`AT_ONCE_NODES`) what comes in crowds waits a
+moment for more (`SECONDS_A_NODE`): else those who trickle in would cost the square of their
+number. The host keeps what the core must not know: connections, when each was last heard, and
+timers.
 
 * Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
   on this process's monotonic clock. A sweep that comes late shows that this process itself

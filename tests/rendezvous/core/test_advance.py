@@ -497,7 +497,7 @@ def test_a_run_whose_rules_have_failed_is_closed_by_none_of_them() -> None:
     assert check_state(step.state) == []
     assert check_step(run.state, step.state, step.messages) == []
     again = broken(step.state, "someone", "11:00", "another one")
-    assert (again.state, again.messages, again.notes) == (step.state, (), ("another one",))
+    assert (again.state, again.messages, again.reason) == (step.state, (), step.reason)
 
 
 def test_h1_who_is_kept_out_for_failing_is_named_in_the_reason() -> None:

@@ -1,5 +1,7 @@
 """The values of the state: labels for people, places, numbers."""
 
+import gc
+
 import msgspec
 import pytest
 from tests.rendezvous.core.builders import a_failure, a_node, sealed
@@ -76,6 +78,14 @@ def test_a_node_is_found_wherever_it_is(place: str) -> None:
 def test_rank_0_gives_the_bootstrap_address() -> None:
     record = sealed("node2", "node1").record
     assert (record.master_addr, record.master_port) == ("node1", 20_001)
+
+
+def test_no_value_costs_the_collector_of_cycles_anything() -> None:
+    run = sealed("n1", "n2")
+    member = run.state.participants["n1"]
+    values = (run.state, run.record, run.record.seats[0], member, member.node, run.settings)
+    for value in (*values, *run.step.messages, run.joining("n3")):
+        assert not gc.is_tracked(value), value
 
 
 def test_values_cannot_be_changed() -> None:

@@ -99,7 +99,7 @@ def broken(state: State, by: str, at: str, why: str) -> Step:
         by, at, why: as those of a `Close`.
     """
     if isinstance(state.phase, Closed):
-        return Step(state, (), (), (why,))
+        return Step(state, (), (), ())
     number = round_number(state.phase)
     nodes = tuple(node for place in PLACES for node in getattr(state, place))
     emptied: dict[str, Any] = {place: {} for place in PLACES}

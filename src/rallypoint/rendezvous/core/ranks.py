@@ -16,7 +16,7 @@ _DIGITS = re.compile(r"(\d+)")
 NaturalKey = tuple[tuple[int, int, str], ...]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # a reason names the same few nodes at each step
 def natural_key(text: str) -> NaturalKey:
     """Return a sort key in which runs of digits compare as numbers."""
     parts = _DIGITS.split(text)
