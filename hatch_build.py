@@ -16,7 +16,7 @@ class CommitHook(BuildHookInterface):  # type: ignore[type-arg] # hatchling's ow
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Ask git, and add the answer."""
         root = Path(self.root)
-        path = root / "src" / "rallypoint" / "revision.py"
+        path = root / "src" / "rallypoint" / "version.py"
         spec = importlib.util.spec_from_file_location("revision", path)
         if spec is None or spec.loader is None:
             return

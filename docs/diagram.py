@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from rallypoint.rendezvous.core.advance import advance, timers
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.advance import advance, timers
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import (
     Cause,
     Close,
     Disconnected,
@@ -28,8 +29,7 @@ from rallypoint.rendezvous.core.events import (
     Notify,
     Reconnected,
 )
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.state import (
     PLACES,
     Closed,
     Failure,

@@ -19,10 +19,10 @@ import click
 import msgspec
 
 from rallypoint import cli
-from rallypoint.agent import records
+from rallypoint.agent.reporting import records
+from rallypoint.net import protocol
 from rallypoint.rendezvous import defaults, wire
-from rallypoint.rendezvous.status import json_schema
-from rallypoint.store import protocol
+from rallypoint.rendezvous.reports.status import json_schema
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "rallypoint"

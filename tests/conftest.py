@@ -4,9 +4,9 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.engines import EtcdServers, RedisServer
+from tests.engine_servers import EtcdServers, RedisServer
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 

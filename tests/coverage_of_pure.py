@@ -1,6 +1,6 @@
 """Line and branch coverage of each PURE module by its own test file: 100%, or what is missing.
 
-    python tests/coverage_of_pure.py [MODULE ...]        such as rendezvous/core/ranks.py
+    python tests/coverage_of_pure.py [MODULE ...]        such as core/ranks.py
 
 Each module is measured alone, with its mirrored test file and nothing else, so that a rule is
 shown by the tests that are written for it: in a process of its own, forked from one that has

@@ -34,8 +34,8 @@ def messages() -> type[Echo]:
     """Return what decodes a call and encodes a reply, and nothing in between."""
     import msgspec
 
+    from rallypoint.net import protocol as p
     from rallypoint.rendezvous import wire
-    from rallypoint.store import protocol as p
 
     decode = msgspec.msgpack.Decoder(wire.ClientBody).decode
 

@@ -13,7 +13,7 @@ from typing import Any
 import line
 import uvloop
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 HELLO = p.frame(p.Hello(1, "attacked", b"c" * 16, b"n" * p.NONCE_BYTES, "stranger"))
 STEP_SECONDS = 0.02

@@ -1,6 +1,6 @@
 """Light clients: N nodes in one asyncio process that speak the real protocol.
 
-Nothing of the handler is here, only bytes: `rallypoint.store.protocol` and
+Nothing of the handler is here, only bytes: `rallypoint.net.protocol` and
 `rallypoint.rendezvous.wire`. What a node sends and receives is counted on its socket.
 """
 
@@ -16,12 +16,12 @@ import line
 import msgspec
 import uvloop
 
+from rallypoint.core.events import Join, Leave
+from rallypoint.core.state import Node, Settings
+from rallypoint.net import protocol as p
+from rallypoint.net.tls_socket import binding
+from rallypoint.net.tokens import key_id
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join, Leave
-from rallypoint.rendezvous.core.state import Node, Settings
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import key_id
-from rallypoint.store.tls_socket import binding
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 WINDOW = 1000  # connections being made at a time: a listening socket queues 4096 at most

@@ -8,13 +8,13 @@ from typing import Any
 import line
 
 from rallypoint.deadline import Deadline
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Target, open_link
+from rallypoint.net.tls import TLS
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Target, open_link
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import TLS
 
 BEAT_EVERY = 0.2
 _nodes: list[Any] = []

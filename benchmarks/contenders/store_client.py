@@ -214,7 +214,7 @@ class Messages(Bare):
     def __init__(self) -> None:
         import msgspec
 
-        from rallypoint.store import protocol as p
+        from rallypoint.net import protocol as p
 
         super().__init__()
         self.frame, self.call, self.get, self.id = p.frame, p.Call, p.Get, 0

@@ -7,10 +7,12 @@ worker nothing. `rallypoint.worker` is the module for training scripts.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.store import hosting
+from rallypoint.hosting import contract
 
 if TYPE_CHECKING:
     from rallypoint import worker as worker
+    from rallypoint.engines.etcd.engine import EtcdStore as EtcdStore
+    from rallypoint.engines.redis.engine import RedisStore as RedisStore
     from rallypoint.errors import AuthenticationError as AuthenticationError
     from rallypoint.errors import ParameterError as ParameterError
     from rallypoint.errors import RallypointError as RallypointError
@@ -45,12 +47,10 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous import parse_rendezvous_endpoint as parse_rendezvous_endpoint
     from rallypoint.rendezvous import rendezvous_handler_registry as rendezvous_handler_registry
     from rallypoint.store.api import Store as Store
-    from rallypoint.store.etcd import EtcdStore as EtcdStore
     from rallypoint.store.file import FileStore as FileStore
     from rallypoint.store.memory import HashStore as HashStore
     from rallypoint.store.memory import MemoryStore as MemoryStore
     from rallypoint.store.prefix import PrefixStore as PrefixStore
-    from rallypoint.store.redis import RedisStore as RedisStore
     from rallypoint.store.tcp import TCPStore as TCPStore
 
 __version__ = "0.1.0"
@@ -70,11 +70,11 @@ _MODULES = {
         "get_rendezvous_handler parse_rendezvous_endpoint rendezvous_handler_registry"
     ),
     "rallypoint.store.api": "Store",
-    "rallypoint.store.etcd": "EtcdStore",
+    "rallypoint.engines.etcd.engine": "EtcdStore",
     "rallypoint.store.file": "FileStore",
     "rallypoint.store.memory": "HashStore MemoryStore",
     "rallypoint.store.prefix": "PrefixStore",
-    "rallypoint.store.redis": "RedisStore",
+    "rallypoint.engines.redis.engine": "RedisStore",
     "rallypoint.store.tcp": "TCPStore",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -82,13 +82,13 @@ _OF_EXTRAS = ("EtcdStore", "RedisStore")  # no part of `import *`, which works w
 __all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
-def _start_server(*arguments: Any) -> hosting.HostedServer:
+def _start_server(*arguments: Any) -> contract.HostedServer:
     embedded = import_module("rallypoint.server.embedded")
-    server: hosting.HostedServer = embedded.start(*arguments)
+    server: contract.HostedServer = embedded.start(*arguments)
     return server
 
 
-hosting.provide(_start_server)  # the one place where a lower layer is given a higher one
+contract.provide(_start_server)  # the one place where a lower layer is given a higher one
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 import signal
 
 from rallypoint.agent.config import AgentConfig, SignalPlan
-from rallypoint.agent.environment import WorkerContext
-from rallypoint.agent.output import OutputPlan
+from rallypoint.agent.output.destinations import OutputPlan
+from rallypoint.agent.workers.environment import WorkerContext
 
 
 def test_by_default_nothing_special_is_done() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.core.events import Assignment, Join
+from rallypoint.core.state import Node, Settings
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.core.events import Assignment, Join
-from rallypoint.rendezvous.core.state import Node, Settings
-from rallypoint.store import protocol as p
 
 PAUSE_SECONDS = 0.1
 LIMIT_SECONDS = 60.0

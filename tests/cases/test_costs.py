@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from rallypoint.core.events import Join
+from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import Node, Settings
+from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.server.gate import raise_file_limit
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
-from rallypoint.store import protocol as p
 
 SIZES = [10, 100, 1_000, *([10_000] if os.environ.get("RALLYPOINT_NIGHTLY") else [])]
 LIMIT_SECONDS = 60.0

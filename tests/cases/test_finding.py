@@ -22,14 +22,14 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
     StoreConnectionError,
 )
+from rallypoint.net import protocol as p
+from rallypoint.net.addresses import free_port
 from rallypoint.rendezvous.api import RendezvousInfo
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.endpoint import free_port
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.store import protocol as p
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.store_handles import in_thread
 

@@ -10,8 +10,8 @@ import pytest
 from tests.cases.outage import Crowd, SteadyNode
 from tests.integration.harness import Fleet, Process, endpoint
 
+from rallypoint.core.events import WaitingChanged
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import WaitingChanged
 
 pytestmark = pytest.mark.integration
 

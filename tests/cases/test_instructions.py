@@ -17,8 +17,8 @@ import pytest
 
 import rallypoint
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store.tcp import TCPStore

@@ -13,7 +13,7 @@ from tests.integration.harness import LIMIT_SECONDS, Fleet, Process, endpoint
 from tests.integration.nodes import Cluster, Mini, end
 
 from rallypoint.errors import RendezvousClosedError, RendezvousGracefulExitError
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 
 pytestmark = pytest.mark.integration
 
@@ -260,11 +260,11 @@ VICTIM = """
 import os, signal, socket, sys, time
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import Node
+from rallypoint.core.events import Join
+from rallypoint.core.state import Node
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store import protocol
-from rallypoint.store.link import Target, open_link
+from rallypoint.net.connection import Target, open_link
 
 step, run_id, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if step == "connect":

@@ -14,26 +14,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Admit, Exclude, Leave, Notify
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     AuthenticationError,
     RendezvousConnectionError,
     RendezvousStateError,
 )
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.token_sources import read_token
+from rallypoint.net.tokens import worker_token
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Admit, Exclude, Leave, Notify
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.server import Server
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import worker_token
-from rallypoint.store.link import Link, Target, open_link
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.token import read_token
 from rallypoint.testing.store_handles import in_thread
 
 Serve = Callable[..., EmbeddedServer]

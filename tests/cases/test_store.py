@@ -19,14 +19,14 @@ import msgspec
 import pytest
 
 from rallypoint.deadline import Deadline
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Target, open_link
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.server.gate import raise_file_limit
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Target, open_link
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.store import protocol as p
 from rallypoint.store.tcp import TCPStore
 
 SEED = int(os.environ.get("RALLYPOINT_SEED") or random.randrange(2**32))

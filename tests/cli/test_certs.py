@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from rallypoint.cli.certs import command
+from rallypoint.net.tls import TLS
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import TLS
 
 
 def run(*arguments: str) -> str:

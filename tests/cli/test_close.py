@@ -2,7 +2,7 @@ import pytest
 from tests.cli.test_exclude import run
 from tests.integration.nodes import Cluster
 
-from rallypoint.rendezvous.core.state import Verdict
+from rallypoint.core.state import Verdict
 
 pytestmark = pytest.mark.integration
 

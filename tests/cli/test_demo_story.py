@@ -1,5 +1,5 @@
 import pytest
-from tests.rendezvous.core.builders import Drive, a_node, sealed
+from tests.core.builders import Drive, a_node, sealed
 
 from rallypoint.cli.demo_story import SERVER, Ended, Line, Story, checks, figures, milliseconds
 

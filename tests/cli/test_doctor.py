@@ -7,7 +7,7 @@ from tests.integration.nodes import Cluster
 
 from rallypoint.cli import doctor, main
 from rallypoint.doctor.findings import Finding, Verdict
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 
 def run(*argv: str) -> Result:

@@ -3,7 +3,7 @@ from click.testing import CliRunner, Result
 from tests.integration.nodes import Cluster
 
 from rallypoint.cli import main
-from rallypoint.rendezvous.core.events import Refusal
+from rallypoint.core.events import Refusal
 
 pytestmark = pytest.mark.integration
 

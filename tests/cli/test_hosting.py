@@ -10,10 +10,10 @@ from tests.cli.test_plan import make
 
 from rallypoint.cli import hosting
 from rallypoint.errors import RendezvousConnectionError
+from rallypoint.hosting.process import Spawned
 from rallypoint.rendezvous.api import RendezvousTimeout
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.server.spawn import Spawned
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 
 LIMIT_SECONDS = 10
 
@@ -56,8 +56,8 @@ class Attempts:
 def host(
     monkeypatch: pytest.MonkeyPatch, attempts: Attempts, is_host: bool | None, handler: Handler
 ) -> AbstractContextManager[None]:
-    monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", attempts)
-    monkeypatch.setattr("rallypoint.rendezvous.hosting.FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("rallypoint.hosting.process.host_if_ours", attempts)
+    monkeypatch.setattr("rallypoint.hosting.retry.FIRST_SECONDS", 0.001)
     plan = make(nnodes="2", endpoint="h:1", run_id="x")
     return hosting.hosted(plan, is_host, cast("DynamicRendezvousHandler", handler))
 
@@ -77,7 +77,7 @@ def test_a_token_file_that_others_may_read_is_warned_of(
     path.write_text("short")
     path.chmod(0o644)
     hosted = Ended("h:1", 0, tmp_path / "log", ("10.0.0.1",))
-    monkeypatch.setattr("rallypoint.server.spawn.host_if_ours", lambda *_: hosted)
+    monkeypatch.setattr("rallypoint.hosting.process.host_if_ours", lambda *_: hosted)
     plan = make(nnodes="2", endpoint="h:1", run_id="x", token_file=path)
     with hosting.hosted(plan, True, cast("DynamicRendezvousHandler", Handler())):
         pass

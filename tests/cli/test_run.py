@@ -9,7 +9,7 @@ from rallypoint.cli import main
 from rallypoint.cli import run as run_module
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 from rallypoint.server.embedded import EmbeddedServer
 
 

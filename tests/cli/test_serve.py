@@ -18,13 +18,13 @@ from rallypoint.cli import main
 from rallypoint.cli import serve as module
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
-from rallypoint.server.ledger import FORMAT, FORMAT_NAME
+from rallypoint.net.tls import TLS
+from rallypoint.net.token_sources import read_token
+from rallypoint.server.journal.records import FORMAT, FORMAT_NAME
+from rallypoint.server.journal.sqlite import SQLiteJournal
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
-from rallypoint.server.sqlite_journal import SQLiteJournal
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import TLS
-from rallypoint.store.token import read_token
 
 LIMIT_SECONDS = 30
 

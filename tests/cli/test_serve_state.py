@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from rallypoint.cli import main
 from rallypoint.cli.serve_state import Choice
-from rallypoint.server import succession
-from rallypoint.server.succession import State
+from rallypoint.server.ha import failover
+from rallypoint.server.ha.failover import State
 
 
 def serve(*options: str) -> str:
@@ -76,7 +76,7 @@ def test_an_address_of_this_host_alone_is_warned_of(
 
 
 def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    monkeypatch.setattr(succession, "START_SECONDS", 3.0)
+    monkeypatch.setattr(failover, "START_SECONDS", 3.0)
     line = serve(f"--state=etcd://user:secret@127.0.0.1:{port}/p")
     assert f"etcd://127.0.0.1:{port}/p cannot be reached" in line
     assert "secret" not in line

@@ -10,7 +10,7 @@ from tests.integration.nodes import Cluster
 
 from rallypoint.cli import main
 from rallypoint.cli import status as status_module
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 pytestmark = pytest.mark.integration
 

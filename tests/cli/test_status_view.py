@@ -1,7 +1,7 @@
 from typing import Any
 
 from tests.cli.golden import check, drawn
-from tests.rendezvous.core.builders import a_failure, a_node, a_settings
+from tests.core.builders import a_failure, a_node, a_settings
 
 from rallypoint.cli.status_view import MEMBERS_SHOWN, picture
 from rallypoint.rendezvous.coordinator import (
@@ -12,7 +12,7 @@ from rallypoint.rendezvous.coordinator import (
     RoundLine,
     RunningTimer,
 )
-from rallypoint.rendezvous.status import SCHEMA, RunLine, ServerStatus, Status, run_status
+from rallypoint.rendezvous.reports.status import SCHEMA, RunLine, ServerStatus, Status, run_status
 
 LOST = "gpu-03 pid 3 was lost: its connection was cut and did not come back"
 

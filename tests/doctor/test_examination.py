@@ -16,6 +16,7 @@ from tests.server.in_turn import InTurn
 from tests.web.crowd import Crowd
 from tests.web.serving import served
 
+from rallypoint.core.state import Settings
 from rallypoint.doctor.examination import (
     Question,
     cause,
@@ -26,13 +27,12 @@ from rallypoint.doctor.examination import (
 )
 from rallypoint.doctor.findings import Finding, Place, Verdict
 from rallypoint.doctor.probe import Probe
-from rallypoint.rendezvous.core.state import Settings
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net import protocol as p
+from rallypoint.net.addresses import free_port
+from rallypoint.net.dialer import AddressInfo
+from rallypoint.net.tls import TLS
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.store import protocol as p
-from rallypoint.store.connect import AddressInfo
-from rallypoint.store.tls import TLS
 from rallypoint.testing.memory_engine import MemoryEngine
 
 pytestmark = pytest.mark.integration

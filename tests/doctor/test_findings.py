@@ -3,12 +3,12 @@ import errno
 
 import msgspec
 import pytest
-from tests.rendezvous.core.builders import a_settings
+from tests.core.builders import a_settings
 
 from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Greeting, Place, Verdict
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.status import Durability, ServerStatus, run_status
+from rallypoint.rendezvous.reports.status import Durability, ServerStatus, run_status
 
 
 def place(address: str, code: int = 0) -> Place:

@@ -7,9 +7,9 @@ from tests.doctor.test_examination import LOOPBACK, answering, hosted, saying
 from rallypoint.doctor.findings import Answer
 from rallypoint.doctor.probe import Probe
 from rallypoint.errors import StoreConnectionError
-from rallypoint.rendezvous.endpoint import free_port
-from rallypoint.store.connect import AddressInfo
-from rallypoint.store.link import Target
+from rallypoint.net.addresses import free_port
+from rallypoint.net.connection import Target
+from rallypoint.net.dialer import AddressInfo
 
 pytestmark = pytest.mark.integration
 

@@ -10,17 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from tests.engines import EtcdServers, RedisServer, free_ports
-from tests.rendezvous.backends.engine_cases import make, meet
-from tests.rendezvous.core.builders import a_node, a_settings
+from tests.core.builders import a_node, a_settings
+from tests.engine_servers import EtcdServers, RedisServer, free_ports
+from tests.rendezvous.serverless.backends.engine_cases import make, meet
 
 from rallypoint.cli.doctor import command as doctor
 from rallypoint.cli.status import command as status
+from rallypoint.core import codec
+from rallypoint.core.advance import advance
+from rallypoint.core.events import Join
+from rallypoint.core.state import State
 from rallypoint.deadline import Deadline
 from rallypoint.doctor import shared
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.doctor.shared import examine_shared, where
+from rallypoint.engines.contract import Commit, Entry
 from rallypoint.errors import (
     AuthenticationError,
     ParameterError,
@@ -28,13 +33,8 @@ from rallypoint.errors import (
     StoreError,
     StoreLimitError,
 )
-from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.backends.file import FileRendezvousBackend
-from rallypoint.rendezvous.core import codec
-from rallypoint.rendezvous.core.advance import advance
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import State
-from rallypoint.store.engine import Commit, Entry
+from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
 from rallypoint.testing.memory_engine import MemoryEngine
 
 NODE = msgspec.structs.replace(a_node("n1"), address="127.0.0.1")

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.store import protocol as p
 
 TEXTS = (
     "",

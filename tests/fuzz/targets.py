@@ -17,12 +17,12 @@ import msgspec
 import psutil
 from tests.fuzz.frames import HANDSHAKE_BODIES, Maker
 
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options
-from rallypoint.server.peer import Owners, Told
+from rallypoint.server.peer_credentials import Owners, Told
 from rallypoint.server.server import Server
-from rallypoint.store import protocol as p
 
 LIMITS = {
     "runs_limit": 20, "store_limit": 1 << 18, "keys_limit": 200, "waiters_limit": 200,

@@ -14,8 +14,8 @@ from tests.fuzz.frames import CLIENT_BODIES, Maker
 from tests.fuzz.run import corpus, fuzz_decoders, fuzz_server
 from tests.fuzz.targets import ServerTarget, decode
 
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.store import protocol as p
 
 SECONDS = float(os.environ.get("RALLYPOINT_FUZZ_SECONDS", "3"))
 SEED = int(os.environ.get("RALLYPOINT_SEED") or random.randrange(2**32))

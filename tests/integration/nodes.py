@@ -13,13 +13,13 @@ from typing import Any, Self
 
 from tests.integration.harness import LIMIT_SECONDS, LOOPBACK
 
+from rallypoint.core.events import Assignment
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError
 from rallypoint.rendezvous.api import RendezvousInfo, RendezvousParameters
+from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.server.embedded import EmbeddedServer, start
 
 _run_ids = itertools.count()

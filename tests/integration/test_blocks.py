@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 from tests.integration.harness import Fleet, endpoint, free_port
 
-from rallypoint.agent import records
-from rallypoint.agent.report import CLEAR_LINE
+from rallypoint.agent.reporting import records
+from rallypoint.agent.reporting.report import CLEAR_LINE
 
 pytestmark = pytest.mark.integration
 

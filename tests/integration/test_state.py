@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines import EtcdServers, RedisServer
+from tests.engine_servers import EtcdServers, RedisServer
 from tests.integration.harness import Fleet, Process
 
 from rallypoint.errors import StoreError, StoreLimitError

@@ -13,9 +13,9 @@ from tests.test_errors import own_classes
 
 from rallypoint import errors
 from rallypoint.deadline import Deadline
+from rallypoint.net.addresses import free_port
 from rallypoint.rendezvous.api import RendezvousParameters
-from rallypoint.rendezvous.endpoint import free_port
-from rallypoint.server.sqlite_journal import FILE_NAME, SQLiteJournal
+from rallypoint.server.journal.sqlite import FILE_NAME, SQLiteJournal
 from rallypoint.store.tcp import TCPStore
 
 pytestmark = pytest.mark.integration
@@ -106,7 +106,7 @@ def in_use(_cluster: Cluster) -> None:
 
 
 def no_room(_cluster: Cluster) -> None:
-    """The limit is SQLite's own; a full disk is in tests/server/test_sqlite_journal.py."""
+    """The limit is SQLite's own; a full disk is in tests/server/journal/test_sqlite.py."""
     with journal() as kept:
         kept.open(Deadline(5))
         assert kept._database is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 TORCHRUN = "torch.distributed.run"
 HERE = Path(__file__).parent

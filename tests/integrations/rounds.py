@@ -2,11 +2,11 @@
 
 from typing import cast
 
+from rallypoint.core.events import Assignment, RoundOpened, RunClosed
+from rallypoint.core.state import Verdict
 from rallypoint.integrations.agent_round import AgentKeys, AgentRound
 from rallypoint.rendezvous import DynamicRendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.coordinator import Report, View
-from rallypoint.rendezvous.core.events import Assignment, RoundOpened, RunClosed
-from rallypoint.rendezvous.core.state import Verdict
 from rallypoint.store.memory import MemoryStore
 
 KEYS = AgentKeys("role/", "ranks/", "exit/", "/count")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 RALLYPOINT = Path(sys.executable).with_name("rallypoint")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from rallypoint_sqlite import SqliteEngine, create_handler
-from tests.engines import closed_afterwards
-from tests.rendezvous.backends import engine_cases
+from tests.engine_servers import closed_afterwards
+from tests.rendezvous.serverless.backends import engine_cases
 
-from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
+from rallypoint.engines.store import EngineStore
 from rallypoint.rendezvous.registry import ENTRY_POINT_GROUP, get_registry
-from rallypoint.store.engine_store import EngineStore
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
 from rallypoint.testing.engine_suite import EngineSuite
 from rallypoint.testing.store_suite import StoreSuite

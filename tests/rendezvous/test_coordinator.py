@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
-from tests.rendezvous.core.builders import a_failure, a_node, a_settings
+from tests.core.builders import a_failure, a_node, a_settings
 
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Admit, Assignment, Exclude, Refusal
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -16,16 +18,14 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
+from rallypoint.net.connection import Target
+from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.coordinator import Coordinator, View
-from rallypoint.rendezvous.core.events import Admit, Assignment, Exclude, Refusal
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.hosted import HostedCoordinator
 from rallypoint.rendezvous.parameters import RendezvousTimeout
+from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.rendezvous.shared import SharedCoordinator
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.store.link import Target
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rallypoint.net import protocol
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.store import protocol
 
 
 def test_figures_of_the_design() -> None:

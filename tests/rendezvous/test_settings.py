@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rallypoint.core.state import Newcomers, Settings
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.core.state import Newcomers, Settings
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.settings import RETURN_SECONDS, RendezvousSettings, least_rejoin
 

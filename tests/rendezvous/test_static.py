@@ -14,8 +14,8 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from rallypoint.net.addresses import free_port
 from rallypoint.rendezvous.api import RendezvousInfo
-from rallypoint.rendezvous.endpoint import free_port
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.rendezvous.static import StaticTCPRendezvous

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import (
     Admit,
     Assignment,
     Close,
@@ -22,14 +21,15 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.state import (
     Failure,
     Node,
     Settings,
     Verdict,
 )
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import View
 
 FAILURE = Failure("n", 0, 0, 1)
 SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "10.0.0.1", 7, 0, "all came")

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import msgspec
 
+from rallypoint.core.events import Join
+from rallypoint.core.state import Node, NodeId, Settings
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import Node, NodeId, Settings
 from rallypoint.server.runs import RunHost
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)

@@ -11,12 +11,12 @@ from typing import Any
 import uvloop
 
 from rallypoint.deadline import Deadline
-from rallypoint.server.engine_journal import OFFICE
+from rallypoint.engines.contract import Engine
+from rallypoint.engines.election import Election
+from rallypoint.server.ha.failover import State, Succession
+from rallypoint.server.journal.engine import OFFICE
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind, endpoint_of
-from rallypoint.server.succession import State, Succession
-from rallypoint.store.election import Election
-from rallypoint.store.engine import Engine
 from rallypoint.testing.memory_engine import MemoryEngine
 
 LEASE = 2.0

@@ -7,11 +7,11 @@ import msgspec
 from tests.server.fakes import FakeLoop, FakeSession
 
 from rallypoint.deadline import Deadline
-from rallypoint.server.durable import Keeper
+from rallypoint.net import protocol as p
+from rallypoint.server.journal.group_commit import Changes, Done
+from rallypoint.server.journal.persistence import Keeper
 from rallypoint.server.options import Options
-from rallypoint.server.scribe import Changes, Done
 from rallypoint.server.server import Server
-from rallypoint.store import protocol as p
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
 
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure)

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Admit, Close, Exclude, Leave, Notify
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Leave, Notify
-from rallypoint.rendezvous.core.marks import Aspect
 from rallypoint.server.audit import deed, order, recorded
 
 

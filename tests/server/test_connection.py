@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from tests.server.fakes import SETTINGS
 
+from rallypoint.core.events import Join
+from rallypoint.core.state import Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.tls_socket import TLSSocket
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import Node
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Link, Target, open_link
-from rallypoint.store.tls_socket import TLSSocket
 
 LIMIT_SECONDS = 20
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)

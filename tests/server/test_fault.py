@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from tests.server.fakes import Bench
 
+from rallypoint.core import advance as core
+from rallypoint.core.events import Close, Fail, Finish, Leave, RunClosed
+from rallypoint.core.state import Closed, State
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -17,11 +20,8 @@ from rallypoint.errors import (
     StoreConnectionError,
     StoreError,
 )
-from rallypoint.rendezvous.core import advance as core
-from rallypoint.rendezvous.core.events import Close, Fail, Finish, Leave, RunClosed
-from rallypoint.rendezvous.core.state import Closed, State
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.wire import Done
 from rallypoint.server import connection as connection_module

@@ -6,11 +6,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from rallypoint.net import protocol as p
+from rallypoint.net.tokens import Keyring, key_id, worker_secret
 from rallypoint.server.connection import Connection
 from rallypoint.server.handshake import Handshake
 from rallypoint.server.options import Options
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import Keyring, key_id, worker_secret
 
 HELLO = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from tests.server.fakes import SETTINGS
 
+from rallypoint.core.events import Close, Join
+from rallypoint.core.state import Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError, StoreLimitError
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Link, Target, open_link
 from rallypoint.rendezvous import defaults, wire
-from rallypoint.rendezvous.core.events import Close, Join
-from rallypoint.rendezvous.core.state import Node
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Link, Target, open_link
 from rallypoint.store.tcp import TCPStore
 
 Serve = Callable[..., EmbeddedServer]

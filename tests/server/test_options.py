@@ -3,6 +3,8 @@
 import pytest
 
 from rallypoint.errors import ParameterError
+from rallypoint.net.tls import TLS
+from rallypoint.net.tokens import worker_token
 from rallypoint.rendezvous import defaults
 from rallypoint.server.options import (
     Options,
@@ -11,8 +13,6 @@ from rallypoint.server.options import (
     is_loopback,
     with_limits,
 )
-from rallypoint.store.keyring import worker_token
-from rallypoint.store.tls import TLS
 
 
 @pytest.mark.parametrize(

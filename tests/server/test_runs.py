@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from tests.server.fakes import SETTINGS, Bench, FakeSession
 
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import (
     Close,
     Exclude,
     Finish,
@@ -21,8 +21,8 @@ from rallypoint.rendezvous.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import Gathering, Sealed, Settings
+from rallypoint.core.state import Gathering, Sealed, Settings
+from rallypoint.rendezvous import wire
 from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, StoreConnectionError
-from rallypoint.rendezvous.hosted import HostedCoordinator
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Target
+from rallypoint.net.token_sources import read_token
+from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind, endpoint_of
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Target
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.token import read_token
 
 LIMIT_SECONDS = 20
 

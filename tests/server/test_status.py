@@ -2,8 +2,8 @@ import pytest
 from tests.integration.nodes import Cluster
 
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.hosted import HostedCoordinator
-from rallypoint.store.link import Target
+from rallypoint.net.connection import Target
+from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 
 pytestmark = pytest.mark.integration
 

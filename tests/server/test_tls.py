@@ -11,11 +11,11 @@ from tests.certificates import Certificates, make_certificates
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError
+from rallypoint.net.tls import TLS
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.tls import ServerTLS
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import TLS
 
 Serve = Callable[..., EmbeddedServer]
 

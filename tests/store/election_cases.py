@@ -5,8 +5,8 @@ import time
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.store.election import Election, Leader, NotLeadingError
-from rallypoint.store.engine import Engine
+from rallypoint.engines.contract import Engine
+from rallypoint.engines.election import Election, Leader, NotLeadingError
 from rallypoint.testing.store_handles import in_thread
 
 LEASE_SECONDS = 2.0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import ParameterError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store, as_key, as_value
 
 

@@ -9,7 +9,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
     StoreValueError,
 )
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.failures import error_of
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreError, StoreTimeoutError, StoreValueError
+from rallypoint.net import protocol as p
 from rallypoint.store import file as file_module
-from rallypoint.store import protocol as p
 from rallypoint.store.api import Store
 from rallypoint.store.file import FileStore
 from rallypoint.testing.store_suite import StoreSuite

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.groups import (
     DISCONNECTED,
     TIMED_OUT,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.errors import StoreLimitError, StoreTimeoutError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import DELETED_KEPT
 

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from rallypoint.errors import StoreTimeoutError
+from rallypoint.net import protocol as p
 from rallypoint.store import prefix
-from rallypoint.store import protocol as p
 from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
 from rallypoint.store.prefix import PrefixStore

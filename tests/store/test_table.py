@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import StoreLimitError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.table import DELETED_KEPT, ENTRY_BYTES, INT_MAX, INT_MIN, Table
 
 

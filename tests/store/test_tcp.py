@@ -21,14 +21,14 @@ from rallypoint.errors import (
     StoreLimitError,
     StoreTimeoutError,
 )
-from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.backends.store import StoreRendezvousBackend
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Target
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import StoreRendezvousBackend
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.store import protocol as p
 from rallypoint.store import tcp as module
 from rallypoint.store.api import Store
-from rallypoint.store.link import Target
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.backend_suite import BackendSuite

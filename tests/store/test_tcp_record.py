@@ -8,7 +8,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.server import Server
-from rallypoint.server.spaces import Client
+from rallypoint.server.store_host import Client
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import after_a_moment, in_thread

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.engines import EtcdServers
+from tests.engine_servers import EtcdServers
 from tests.takeover.world import FAULTS, Outcome, world_on
 
 RUNS_OF_A_WORLD = 10

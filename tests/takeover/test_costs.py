@@ -14,16 +14,16 @@ from functools import partial
 
 import pytest
 from tests.cases.test_costs import AT_ONCE, LightNode, Swarm
-from tests.engines import EtcdServers, RedisServer
+from tests.engine_servers import EtcdServers, RedisServer
 from tests.server.in_turn import InTurn
 
 from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import Commit, Engine, Entry
+from rallypoint.engines.registry import open_engine
+from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.server.engine_journal import LOG
-from rallypoint.server.gate import raise_file_limit
+from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
-from rallypoint.store.engine import Commit, Engine, Entry
-from rallypoint.store.engines import open_engine
 from rallypoint.testing.memory_engine import MemoryEngine
 
 LIMIT = 60.0

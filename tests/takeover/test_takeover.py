@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.engines import EtcdServers
+from tests.engine_servers import EtcdServers
 from tests.takeover.world import FAULTS, World, kill_leader, world_on
 
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.testing.store_handles import in_thread
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from tests.engines import EtcdServers
+from tests.engine_servers import EtcdServers
 from tests.integration.harness import Fleet, Line, Process, free_port
 from tests.proxy import Proxy
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
-from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-from rallypoint.rendezvous.hosted import create_handler
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
-from rallypoint.store import protocol as p
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.simulator.history import NEVER, UNKNOWN, Call, explain
 

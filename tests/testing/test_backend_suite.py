@@ -2,8 +2,8 @@
 
 import pytest
 
-from rallypoint.rendezvous.backends.contract import Token
-from rallypoint.rendezvous.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import Token
+from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.store.engine import Commit, Entry
+from rallypoint.engines.contract import Commit, Entry
 from rallypoint.testing.engine_suite import EngineSuite
 from rallypoint.testing.memory_engine import MemoryEngine
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.server.journal import Opened
+from rallypoint.server.journal.contract import Opened
 from rallypoint.testing.journal_suite import JournalSuite
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
 

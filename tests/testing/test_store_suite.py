@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rallypoint.errors import StoreError, StoreTimeoutError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing import store_groups, store_handles, store_keys, store_suite

@@ -22,10 +22,11 @@ A script has one event on each line; `#` begins a comment, `&` joins events into
 import shlex
 from collections.abc import Callable
 
-from tests.rendezvous.core.builders import a_node
+from tests.core.builders import a_node
 
-from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.advance import Step, advance, timer_seconds
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import (
     Admit,
     Beat,
     Cause,
@@ -56,10 +57,9 @@ from rallypoint.rendezvous.core.events import (
     Timer,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.explain import phase_name
-from rallypoint.rendezvous.core.invariants import check_state, check_step
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.explain import phase_name
+from rallypoint.core.invariants import check_state, check_step
+from rallypoint.core.state import (
     PLACES,
     Failure,
     LastCall,

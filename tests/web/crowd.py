@@ -5,13 +5,13 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from rallypoint.core.events import Join
+from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Link, Target, open_link
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import Node, Settings
-from rallypoint.store import protocol as p
-from rallypoint.store.link import Link, Target, open_link
 
 BEAT_SECONDS = 3.0
 

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 from tests.server.fakes import Bench, FakeLoop
 
-from rallypoint.rendezvous.status import ServerStatus
+from rallypoint.net.tokens import Keyring
+from rallypoint.rendezvous.reports.status import ServerStatus
+from rallypoint.server.counters import Tally
 from rallypoint.server.runs import RunHost
 from rallypoint.server.server import Server
 from rallypoint.server.status import newest_runs, run_line
-from rallypoint.server.tally import Tally
-from rallypoint.store.keyring import Keyring
 
 
 class FakeServer:

@@ -15,8 +15,8 @@ from tests.web.crowd import Crowd
 from tests.web.fakes import FakeServer
 from tests.web.serving import Served, served
 
-from rallypoint.rendezvous.core.state import Settings
-from rallypoint.store.keyring import Keyring
+from rallypoint.core.state import Settings
+from rallypoint.net.tokens import Keyring
 from rallypoint.web.app import STATIC, TYPES, Doors, Pages
 from rallypoint.web.guard import Guard
 

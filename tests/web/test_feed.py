@@ -7,9 +7,9 @@ import pytest
 from tests.server.fakes import Bench
 from tests.web.fakes import FakeServer
 
-from rallypoint.rendezvous.core.events import Leave
-from rallypoint.rendezvous.core.state import Settings
-from rallypoint.store.keyring import Keyring
+from rallypoint.core.events import Leave
+from rallypoint.core.state import Settings
+from rallypoint.net.tokens import Keyring
 from rallypoint.web import feed as feed_module
 from rallypoint.web.feed import Feed, event
 

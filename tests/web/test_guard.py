@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from rallypoint.store.keyring import Keyring
+from rallypoint.net.tokens import Keyring
 from rallypoint.web.guard import COOKIE, HEADERS, Guard
 
 

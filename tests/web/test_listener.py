@@ -13,7 +13,7 @@ from tests.certificates import make_certificates
 from tests.web.crowd import Crowd
 from tests.web.serving import served
 
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.core.state import Settings
 
 pytestmark = pytest.mark.integration
 

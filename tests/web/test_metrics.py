@@ -7,9 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fakes import Bench
 from tests.web.fakes import FakeServer
 
-from rallypoint.rendezvous.core.events import Exclude, Notify
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Exclude, Notify
+from rallypoint.core.state import Settings
 from rallypoint.web.metrics import ServerCollector
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

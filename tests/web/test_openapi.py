@@ -1,7 +1,7 @@
 import pytest
 from openapi_spec_validator import validate
 
-from rallypoint.store.keyring import Keyring
+from rallypoint.net.tokens import Keyring
 from rallypoint.web.app import Pages
 from rallypoint.web.guard import Guard
 from rallypoint.web.openapi import document

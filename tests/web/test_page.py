@@ -13,7 +13,7 @@ from tests.web.browser import chromium, look
 from tests.web.crowd import Crowd
 from tests.web.serving import Served, served
 
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.core.state import Settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,8 +8,8 @@ import pytest
 from tests.worker.group import Group
 
 from rallypoint import worker
+from rallypoint.engines.store import EngineStore
 from rallypoint.errors import ParameterError
-from rallypoint.store.engine_store import EngineStore
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.memory_engine import MemoryEngine
 from rallypoint.worker import ChangeKind, PendingChange, Worker, process

@@ -8,7 +8,7 @@ from tests.worker.group import Group
 from rallypoint import worker
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
-from rallypoint.worker import State, Worker, places
+from rallypoint.worker import State, Worker, checkpoint_storage
 
 
 class Run:
@@ -81,7 +81,7 @@ def test_a_newcomer_gets_what_its_folder_lacks(tmp_path: Path) -> None:
 
 
 def test_the_newest_that_any_rank_has_is_taken(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(places, "PART_BYTES", 10)
+    monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 10)
     run = Run()
     for node, step in enumerate((3, 8, 5)):
         run.round(1, save(step, folder=tmp_path / str(node)))

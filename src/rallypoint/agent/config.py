@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rallypoint.agent.admission import Rules
-from rallypoint.agent.environment import WorkerContext
-from rallypoint.agent.output import OutputPlan
+from rallypoint.agent.output.destinations import OutputPlan
+from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.workers.environment import WorkerContext
+from rallypoint.net.endpoints import Place
 from rallypoint.store.api import Store
-from rallypoint.store.places import Place
 
 
 class SignalPlan(msgspec.Struct, frozen=True):

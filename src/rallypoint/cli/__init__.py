@@ -53,9 +53,9 @@ class LazyGroup(click.Group):
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from rallypoint import __version__, revision
+    from rallypoint import __version__, version
 
-    commit = revision.revision()
+    commit = version.revision()
     click.echo(f"rallypoint {__version__}{f' ({commit})' if commit else ''}")
     ctx.exit()
 

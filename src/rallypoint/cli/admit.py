@@ -2,12 +2,12 @@
 
 import click
 
-from rallypoint.cli import orders
+from rallypoint.cli import admin_commands
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Admit
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.events import Admit
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.status import RunStatus
+from rallypoint.rendezvous.reports.status import RunStatus
 from rallypoint.wallclock import now_text
 
 EXAMPLES = """
@@ -19,12 +19,12 @@ Examples:
 
 
 @click.command("admit", epilog=EXAMPLES)
-@orders.of_a_run
-@orders.of_nodes
+@admin_commands.of_a_run
+@admin_commands.of_nodes
 @click.option("--all", "everybody", is_flag=True, help="End all exclusions of the run.")
 def command(
-    where: orders.Where,
-    whom: orders.Whom,
+    where: admin_commands.Where,
+    whom: admin_commands.Whom,
     everybody: bool,
 ) -> None:
     """Let nodes take part in RUN again that were excluded, by name as `status` shows it."""
@@ -40,7 +40,7 @@ def command(
                 f"kept out are: {there}"
             )
         shown = ", ".join(f"{aspect} {name}" for aspect, name in names) or "nobody was kept out"
-        by, at = orders.by_whom(), now_text()
+        by, at = admin_commands.by_whom(), now_text()
         return [Admit(a, n, by, at) for a, n in names], f"admitted to run {where.run_id!r}: {shown}"
 
-    orders.carry_out("admit", where, decide)
+    admin_commands.carry_out("admit", where, decide)

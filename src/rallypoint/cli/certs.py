@@ -41,7 +41,7 @@ def command(folder: Path, names: tuple[str, ...], days: int) -> None:
     if find_spec("cryptography") is None:
         click.echo("rallypoint certs: needs the extra: pip install 'rallypoint[tls]'", err=True)
         sys.exit(1)
-    from rallypoint.cli.authority import make_authority, make_certificate, places
+    from rallypoint.cli.private_ca import make_authority, make_certificate, places
 
     try:
         replaced = [str(path) for path in places(folder, names[0]) if path.exists()]

@@ -23,10 +23,10 @@ from rallypoint.doctor.probe import Probe
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.health import judgement, machine, pairs
 from rallypoint.health.judgement import GIB, Pair
-from rallypoint.rendezvous.endpoint import local_address
+from rallypoint.net.addresses import local_address
+from rallypoint.net.tls import read_tls
+from rallypoint.net.token_sources import read_token
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import read_tls
-from rallypoint.store.token import read_token
 
 SCHEMA = "rallypoint.check/1"
 EXIT_WRONG, EXIT_USAGE = 1, 2

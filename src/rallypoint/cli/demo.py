@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from rallypoint.agent.report import complain
-from rallypoint.agent.verdicts import EXIT_DONE, EXIT_FAILED, EXIT_SIGNAL_BASE
+from rallypoint.agent.reporting.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_SIGNAL_BASE
+from rallypoint.agent.reporting.report import complain
 from rallypoint.cli.demo_stage import InterruptedShow, Stage
 from rallypoint.cli.demo_story import Story, checks, figures
 from rallypoint.cli.demo_view import View, summary

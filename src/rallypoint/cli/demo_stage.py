@@ -26,13 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from rallypoint.agent import tree
-from rallypoint.agent.guard import Guard
-from rallypoint.agent.report import complain
+from rallypoint.agent.reporting.report import complain
+from rallypoint.agent.workers import process_tree
+from rallypoint.agent.workers.reaper import Guard
 from rallypoint.cli.demo_story import SERVER, Ended, Line
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, RendezvousConnectionError
-from rallypoint.store.token import TOKEN_VARIABLE
+from rallypoint.net.token_sources import TOKEN_VARIABLE
 
 _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
@@ -86,7 +86,7 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator["Stage"]:
         """Make the folder and the guard; end and remove everything when left."""
-        mark = self._env[tree.MARK] = secrets.token_hex(16)
+        mark = self._env[process_tree.MARK] = secrets.token_hex(16)
         with self._signals(), tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder:
             self.folder = Path(folder)
             with Guard(complain, mark) as self._guard:
@@ -152,7 +152,7 @@ class Stage:
         )
         waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
         self._actors[source] = _Actor(source, process, waiter)
-        self._guard.watch({process.pid: tree.started_at(process.pid)})
+        self._guard.watch({process.pid: process_tree.started_at(process.pid)})
         waiter.start()
         return process.pid
 

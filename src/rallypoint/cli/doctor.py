@@ -19,14 +19,14 @@ from rallypoint.cli.options import (
     token_file_option,
 )
 from rallypoint.cli.plan import nodes as parse_nodes
-from rallypoint.cli.sources import SERVER_BACKENDS
+from rallypoint.cli.run_sources import SERVER_BACKENDS
 from rallypoint.doctor.examination import Question, cause, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.doctor.shared import examine_shared, where
 from rallypoint.errors import ParameterError
-from rallypoint.store.tls import read_tls
-from rallypoint.store.token import read_token
+from rallypoint.net.tls import read_tls
+from rallypoint.net.token_sources import read_token
 
 SCHEMA = "rallypoint.doctor/1"
 EXIT_WRONG, EXIT_USAGE = 1, 2

@@ -2,11 +2,11 @@
 
 import click
 
-from rallypoint.cli import orders
+from rallypoint.cli import admin_commands
 from rallypoint.cli.durations import LONG
+from rallypoint.core.events import Exclude
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.events import Exclude
-from rallypoint.rendezvous.status import RunStatus
+from rallypoint.rendezvous.reports.status import RunStatus
 from rallypoint.wallclock import duration, now_text
 
 EXAMPLES = """
@@ -19,13 +19,13 @@ Examples:
 
 
 @click.command("exclude", epilog=EXAMPLES)
-@orders.of_a_run
-@orders.of_nodes
-@orders.why_option
+@admin_commands.of_a_run
+@admin_commands.of_nodes
+@admin_commands.why_option
 @click.option("--for", "seconds", type=LONG, help="For how long (90s, 5m, 6h) [until admitted].")
 def command(
-    where: orders.Where,
-    whom: orders.Whom,
+    where: admin_commands.Where,
+    whom: admin_commands.Whom,
     why: str,
     seconds: float | None,
 ) -> None:
@@ -37,11 +37,11 @@ def command(
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:
         aspect, name = whom.named()
-        found = orders.meant(run, aspect, name)
+        found = admin_commands.meant(run, aspect, name)
         name = found[0].id if len(found) == 1 and found[0].id.startswith(name) else name
-        order = Exclude(aspect, name, why, orders.by_whom(), seconds, now_text())
+        order = Exclude(aspect, name, why, admin_commands.by_whom(), seconds, now_text())
         long = "until it is admitted" if seconds is None else f"for {duration(seconds)}"
         who = ", ".join(member.label for member in found) or f"{aspect} {name} (nobody yet)"
         return [order], f"kept out of run {where.run_id!r} {long}: {who}"
 
-    orders.carry_out("exclude", where, decide)
+    admin_commands.carry_out("exclude", where, decide)

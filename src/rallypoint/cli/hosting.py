@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.report import complain, say
+from rallypoint.agent.reporting.report import complain, say
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RallypointError
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.store.places import is_list
+from rallypoint.net.addresses import parse_rendezvous_endpoint
+from rallypoint.net.endpoints import is_list
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
-    from rallypoint.server.spawn import Spawned
+    from rallypoint.hosting.process import Spawned
+    from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 
 
 @contextmanager
@@ -33,10 +33,10 @@ def hosted(
         is_host: True: it must be this machine; False: it is not; None: it is seen.
         handler: of this node; shut down if hosting fails.
     """
-    from rallypoint.rendezvous.hosting import Hosting
-    from rallypoint.server.spawn import host_if_ours
-    from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import weaknesses
+    from rallypoint.hosting.process import host_if_ours
+    from rallypoint.hosting.retry import Hosting
+    from rallypoint.net.tls import read_tls
+    from rallypoint.net.token_sources import weaknesses
 
     params, token = plan.parameters, plan.secret()
     servers: list[Spawned] = []

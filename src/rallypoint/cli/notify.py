@@ -2,12 +2,12 @@
 
 import click
 
-from rallypoint.cli import orders
+from rallypoint.cli import admin_commands
 from rallypoint.cli.durations import LONG
+from rallypoint.core.events import Notify
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.events import Notify
-from rallypoint.rendezvous.status import RunStatus
+from rallypoint.rendezvous.reports.status import RunStatus
 
 EXAMPLES = """
 \b
@@ -18,13 +18,13 @@ Examples:
 
 
 @click.command("notify", epilog=EXAMPLES)
-@orders.of_a_run
-@orders.of_nodes
-@orders.why_option
+@admin_commands.of_a_run
+@admin_commands.of_nodes
+@admin_commands.why_option
 @click.option("--in", "seconds", type=LONG, help="How long the node still has (25s, 2m).")
 def command(
-    where: orders.Where,
-    whom: orders.Whom,
+    where: admin_commands.Where,
+    whom: admin_commands.Whom,
     why: str,
     seconds: float | None,
 ) -> None:
@@ -32,15 +32,15 @@ def command(
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:
         aspect, name = whom.named()
-        found = orders.meant(run, aspect, name)
+        found = admin_commands.meant(run, aspect, name)
         if not found:
             slots = ", ".join(f"{m.label} ({m.address}, {m.slot})" for m in run.members[:20])
             raise ParameterError(
                 f"--{aspect} {name}: run {where.run_id!r} has no such node; there are: "
                 f"{slots or 'nobody'}"
             )
-        by = orders.by_whom()
+        by = admin_commands.by_whom()
         who = ", ".join(member.label for member in found)
         return [Notify(m.id, why, by, seconds) for m in found], f"notice was given: {who}"
 
-    orders.carry_out("notify", where, decide)
+    admin_commands.carry_out("notify", where, decide)

@@ -14,8 +14,8 @@ import click
 from click.core import ParameterSource
 
 from rallypoint.cli.durations import Seconds
+from rallypoint.core.state import Newcomers
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.core.state import Newcomers
 
 Decorated = Callable[..., Any]
 SETTINGS = {

@@ -16,18 +16,18 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.agent.admission import Rules
-from rallypoint.agent.output import OutputPlan, parse_choice
-from rallypoint.agent.pump import STDERR, STDOUT
-from rallypoint.cli import typed
+from rallypoint.agent.output.destinations import OutputPlan, parse_choice
+from rallypoint.agent.output.forwarder import STDERR, STDOUT
+from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.cli import option_checks
 from rallypoint.cli.options import timing_rows
+from rallypoint.engines.registry import engine_url, is_engine
+from rallypoint.engines.url import HIDDEN, redacted
 from rallypoint.errors import ParameterError
+from rallypoint.net.addresses import LOOPBACK, free_port
+from rallypoint.net.endpoints import join_place, parse_places
 from rallypoint.rendezvous.api import RendezvousParameters
-from rallypoint.rendezvous.endpoint import LOOPBACK, free_port
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.store.engine_url import HIDDEN, redacted
-from rallypoint.store.engines import engine_url, is_engine
-from rallypoint.store.places import join_place, parse_places
 
 DEFAULT_MAX_RESTARTS = 3
 PATH_BACKENDS = ("file",)
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True):
     stop_grace: float
     rules: Rules
     admit_signal: str
-    care: typed.Care = typed.Care()
+    care: option_checks.Care = option_checks.Care()
     effective: dict[str, str] = {}
     alone: bool = False
 
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def secret(self) -> bytes:
         """Return the node's token; `store.token.current` follows one that is a file's."""
-        from rallypoint.store.token import read_token
+        from rallypoint.net.token_sources import read_token
 
         return read_token(self.parameters.get("token"), self.parameters.get("token_file"))
 
@@ -89,7 +89,7 @@ def make_plan(
     """Return the plan of options (names as in `options`). Raises ParameterError."""
     least, most = nodes(options["nnodes"])
     conf = parse_conf(options["rdzv_conf"])
-    typed.check(options, conf, most)
+    option_checks.check(options, conf, most)
     endpoint, run_id, shown = _meeting(options, most)
     workers = workers_per_node(options["nproc_per_node"], env)
     restarts = _restarts(options["max_restarts"], most)
@@ -121,9 +121,9 @@ def make_plan(
         insecure=options["insecure"],
         role=options["role"],
         stop_grace=options["stop_grace"],
-        rules=typed.rules(options),
-        admit_signal=typed.admit_signal(options),
-        care=typed.care_of(options),
+        rules=option_checks.rules(options),
+        admit_signal=option_checks.admit_signal(options),
+        care=option_checks.care_of(options),
         effective=effective,
         alone=shown,
     )
@@ -299,7 +299,7 @@ def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _token(path: Path | None, env: Mapping[str, str]) -> str:
     if path is None:
-        from rallypoint.store.keyring import parse
+        from rallypoint.net.tokens import parse
 
         token = env.get("RALLYPOINT_TOKEN", "")
         parse(token.encode(), "RALLYPOINT_TOKEN")

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from rallypoint.agent.report import complain, speak_for_logs, speak_json
-from rallypoint.agent.verdicts import EXIT_FAILED, EXIT_USAGE
+from rallypoint.agent.reporting.exit_codes import EXIT_FAILED, EXIT_USAGE
+from rallypoint.agent.reporting.report import complain, speak_for_logs, speak_json
 from rallypoint.cli.hosting import hosted
+from rallypoint.cli.option_checks import rank_of_a_seat
 from rallypoint.cli.options import SETTINGS, all_options, variable_of
 from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
-from rallypoint.cli.surroundings import fill
-from rallypoint.cli.typed import rank_of_a_seat
+from rallypoint.cli.scheduler_env import fill
 from rallypoint.errors import ParameterError, RallypointError
+from rallypoint.net.addresses import LOOPBACK
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.endpoint import LOOPBACK
 
 if TYPE_CHECKING:
     from rallypoint.agent.config import AgentConfig
+    from rallypoint.net.endpoints import Place
     from rallypoint.store.api import Store
-    from rallypoint.store.places import Place
 
 HOSTED_BACKEND = "core"
 DOCTOR_STEP_SECONDS = 2.0
@@ -73,9 +73,9 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
 
 def start(plan: Plan) -> int:
     """Host the server where that is this machine's part, and run the agent; its exit code."""
-    from rallypoint.agent.agent import Agent
-    from rallypoint.agent.handlers import agent_handler
-    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler
+    from rallypoint.agent.join.handlers import agent_handler
+    from rallypoint.agent.loop import Agent
+    from rallypoint.rendezvous.handler import DynamicRendezvousHandler
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
     params = plan.parameters
@@ -116,10 +116,10 @@ def _label() -> str:
 
 def _agent_config(plan: Plan) -> "AgentConfig":
     from rallypoint.agent.config import AgentConfig
-    from rallypoint.agent.environment import WorkerContext
-    from rallypoint.store.keyring import worker_token
-    from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import current
+    from rallypoint.agent.workers.environment import WorkerContext
+    from rallypoint.net.tls import read_tls
+    from rallypoint.net.token_sources import current
+    from rallypoint.net.tokens import worker_token
 
     params, care, token = plan.parameters, plan.care, plan.secret()
     return AgentConfig(
@@ -155,9 +155,9 @@ def _agent_config(plan: Plan) -> "AgentConfig":
 
 def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
     """Return what opens the run's store as its workers see it, where nodes are told of changes."""
-    from rallypoint.store.keyring import worker_token
-    from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import current
+    from rallypoint.net.tls import read_tls
+    from rallypoint.net.token_sources import current
+    from rallypoint.net.tokens import worker_token
     from rallypoint.worker.process import open_store
 
     params = plan.parameters
@@ -181,8 +181,8 @@ def _doctor(plan: Plan) -> Callable[[], str]:
 
     def look() -> str:
         from rallypoint.doctor.examination import Question, in_short
-        from rallypoint.store.tls import read_tls
-        from rallypoint.store.token import current
+        from rallypoint.net.tls import read_tls
+        from rallypoint.net.token_sources import current
 
         params = plan.parameters
         given = (current(token), params.min_nodes, read_tls(params.config))

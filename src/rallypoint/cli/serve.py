@@ -20,19 +20,19 @@ import uvloop
 from rallypoint.cli.options import tls_options, token_file_option
 from rallypoint.cli.serve_state import Choice, serve_in_turn, state_options
 from rallypoint.deadline import Deadline
+from rallypoint.engines.url import redacted
 from rallypoint.errors import JournalError, ParameterError, RallypointError
-from rallypoint.rendezvous.endpoint import parse_rendezvous_endpoint
-from rallypoint.server import traces
-from rallypoint.server.durable import Keeper
-from rallypoint.server.journal import Journal, Opened
-from rallypoint.server.ledger import Stored
+from rallypoint.net.addresses import parse_rendezvous_endpoint
+from rallypoint.net.tls import read_tls
+from rallypoint.net.token_sources import read_token, weaknesses
+from rallypoint.server import tracing
+from rallypoint.server.ha.failover import Attend, State
+from rallypoint.server.journal.contract import Journal, Opened
+from rallypoint.server.journal.persistence import Keeper
+from rallypoint.server.journal.records import Stored
 from rallypoint.server.options import Options, is_loopback, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
-from rallypoint.server.succession import Attend, State
 from rallypoint.server.tls import ServerTLS
-from rallypoint.store.engine_url import redacted
-from rallypoint.store.tls import read_tls
-from rallypoint.store.token import read_token, weaknesses
 
 OPEN_SECONDS = 60.0  # for an engine that is out of reach; a directory is there or not
 Kept = tuple[Journal, Opened]
@@ -115,7 +115,7 @@ def command(
     _set_logs(verbose, log_file is not None)
     try:
         shared.check(data_dir, until_empty)
-        traces.asked(os.environ)
+        tracing.asked(os.environ)
         token, files = read_token(None, token_file), read_tls(tls)
         given = Options(token, insecure, files, until_empty=until_empty)
         options = _usable(with_limits(given, limits, os.environ))
@@ -214,7 +214,7 @@ def _ready(
 
 
 def _opened(data_dir: str) -> Kept:
-    from rallypoint.server.sqlite_journal import SQLiteJournal
+    from rallypoint.server.journal.sqlite import SQLiteJournal
 
     journal = SQLiteJournal(data_dir)
     opened = journal.open(Deadline(OPEN_SECONDS))
@@ -300,7 +300,7 @@ async def _page(
     web: list[socket.socket], names: tuple[str, ...], server: Server
 ) -> AsyncIterator[None]:
     """Show a server on its page and by spans, if that is wanted, as long as the block lasts."""
-    with traces.traced(server, os.environ):
+    with tracing.traced(server, os.environ):
         async with _shown(web, names, server):
             yield
 

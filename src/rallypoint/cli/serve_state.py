@@ -16,13 +16,13 @@ from click.core import ParameterSource
 
 from rallypoint.cli.durations import Seconds
 from rallypoint.cli.options import together
+from rallypoint.engines.registry import is_engine_url, open_engine
+from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
+from rallypoint.net.endpoints import join_place, parse_place
 from rallypoint.rendezvous import defaults
+from rallypoint.server.ha.failover import Attend, State, Succession, advertised
 from rallypoint.server.options import Options, is_loopback
-from rallypoint.server.succession import Attend, State, Succession, advertised
-from rallypoint.store.engine_url import redacted
-from rallypoint.store.engines import is_engine_url, open_engine
-from rallypoint.store.places import join_place, parse_place
 
 logger = logging.getLogger("rallypoint.server")
 

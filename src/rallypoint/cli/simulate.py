@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rallypoint.cli.durations import LONG
+from rallypoint.core.state import Settings
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.core.state import Settings
 from rallypoint.rendezvous.settings import ample_rejoin
 from rallypoint.testing.simulator.forecast import Forecast, Job, Weather
 

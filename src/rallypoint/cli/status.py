@@ -20,12 +20,12 @@ from rallypoint.cli.options import (
     timeout_option,
     token_file_option,
 )
-from rallypoint.cli.sources import Source, open_source
+from rallypoint.cli.run_sources import Source, open_source
 from rallypoint.cli.status_view import picture
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
-from rallypoint.rendezvous.status import Status
-from rallypoint.store.token import read_token
+from rallypoint.net.token_sources import read_token
+from rallypoint.rendezvous.reports.status import Status
 
 EXIT_UNREACHABLE, EXIT_USAGE, EXIT_NO_RUN = 1, 2, 3
 PLAIN_WIDTH = 120

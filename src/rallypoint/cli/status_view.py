@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rallypoint.rendezvous.coordinator import ExclusionLine, NoticeLine, RoundLine
-from rallypoint.rendezvous.status import (
+from rallypoint.rendezvous.reports.status import (
     MemberStatus,
     RunStatus,
     ServerStatus,

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 import click
 
-from rallypoint.agent.tree import MARK
+from rallypoint.agent.workers.process_tree import MARK
 from rallypoint.cli import COMMANDS, main
+from rallypoint.engines.registry import ENGINES
+from rallypoint.net.tls import PREFIX as TLS
+from rallypoint.net.token_sources import FILE_VARIABLE, TOKEN_VARIABLE
 from rallypoint.rendezvous import defaults
-from rallypoint.server import traces
-from rallypoint.store.engines import ENGINES
-from rallypoint.store.tls import PREFIX as TLS
-from rallypoint.store.token import FILE_VARIABLE, TOKEN_VARIABLE
+from rallypoint.server import tracing
 from rallypoint.worker.change import CHANGE_FILE
-from rallypoint.worker.pulse import PULSE_FILE, STACK_SIGNAL
+from rallypoint.worker.progress import PULSE_FILE, STACK_SIGNAL
 
 PREFIX = "RALLYPOINT_"
 _OF_ENGINES = {
@@ -28,7 +28,7 @@ _OF_ENGINES = {
 }
 _OF_ENVIRONMENTS = {f"{PREFIX}SUBDOMAIN", f"{PREFIX}PORT"}  # read by `--environment kubernetes`
 SETTINGS = frozenset(
-    {TOKEN_VARIABLE, FILE_VARIABLE, TLS, traces.VARIABLE, *_OF_ENGINES, *_OF_ENVIRONMENTS}
+    {TOKEN_VARIABLE, FILE_VARIABLE, TLS, tracing.VARIABLE, *_OF_ENGINES, *_OF_ENVIRONMENTS}
     | {row.env for row in defaults.DEFAULTS if row.env}
 )
 # What an agent sets for its workers, which may start agents themselves.

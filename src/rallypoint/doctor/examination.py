@@ -14,12 +14,12 @@ from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Finding, Verdict
 from rallypoint.doctor.probe import Probe, Talk
 from rallypoint.errors import StoreConnectionError
+from rallypoint.net.connection import Target
+from rallypoint.net.endpoints import parse_places
+from rallypoint.net.protocol import DEFAULT_PORT
+from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.status import run_status
-from rallypoint.store.link import Target
-from rallypoint.store.places import parse_places
-from rallypoint.store.protocol import DEFAULT_PORT
-from rallypoint.store.tls import NO_TLS, TLS
+from rallypoint.rendezvous.reports.status import run_status
 
 ROUND_TRIPS = 5
 PEERS_SHOWN = 64

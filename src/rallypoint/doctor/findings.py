@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rallypoint.rendezvous.status import RunStatus, ServerStatus, no_such_run
-from rallypoint.store import protocol as p
-from rallypoint.store.strangers import speaks_tls, who_speaks
+from rallypoint.net import protocol as p
+from rallypoint.net.protocol_sniffer import speaks_tls, who_speaks
+from rallypoint.rendezvous.reports.status import RunStatus, ServerStatus, no_such_run
 
 SLOW_SECONDS = 0.2
 LAG_SECONDS = 0.5

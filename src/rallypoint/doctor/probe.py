@@ -14,15 +14,15 @@ import msgspec
 from rallypoint.deadline import Deadline
 from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import SOFTWARE, Link, NotOurProtocolError, Target, open_link
+from rallypoint.net.dialer import AddressInfo, own_addresses, resolve
+from rallypoint.net.handshake import LoneTokenError, StandbyError, UnknownTokenError
+from rallypoint.net.protocol_sniffer import TLS_ALERT
+from rallypoint.net.tls import CertificateError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.status import ServerStatus
-from rallypoint.store import protocol as p
-from rallypoint.store.connect import AddressInfo, own_addresses, resolve
-from rallypoint.store.handshake import LoneTokenError, StandbyError, UnknownTokenError
-from rallypoint.store.link import SOFTWARE, Link, NotOurProtocolError, Target, open_link
-from rallypoint.store.strangers import TLS_ALERT
-from rallypoint.store.tls import CertificateError
+from rallypoint.rendezvous.reports.status import ServerStatus
 
 _handshake = msgspec.msgpack.Decoder(p.Challenge | p.Welcome | p.Goodbye)
 _server = msgspec.msgpack.Decoder(wire.ServerBody)

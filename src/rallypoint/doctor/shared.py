@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from rallypoint.core import codec
+from rallypoint.core.advance import timers
+from rallypoint.core.state import State
 from rallypoint.deadline import Deadline
 from rallypoint.doctor import findings
 from rallypoint.doctor.examination import ports
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
+from rallypoint.engines.contract import Engine
+from rallypoint.engines.registry import engine_url, is_engine, open_engine
+from rallypoint.engines.url import redacted
 from rallypoint.errors import (
     AuthenticationError,
     ParameterError,
@@ -27,17 +33,11 @@ from rallypoint.errors import (
     StoreError,
     StoreLimitError,
 )
-from rallypoint.rendezvous.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.backends.file import FileRendezvousBackend
-from rallypoint.rendezvous.core import codec
-from rallypoint.rendezvous.core.advance import timers
-from rallypoint.rendezvous.core.state import State
-from rallypoint.rendezvous.reporting import report_of
-from rallypoint.rendezvous.status import run_status
-from rallypoint.store.engine import Engine
-from rallypoint.store.engine_url import redacted
-from rallypoint.store.engines import engine_url, is_engine, open_engine
+from rallypoint.rendezvous.reports.report import report_of
+from rallypoint.rendezvous.reports.status import run_status
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
 from rallypoint.store.file import FileStore
 
 ROUND_TRIPS = 5

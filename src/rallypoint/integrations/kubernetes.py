@@ -18,8 +18,8 @@ deploy/kubernetes/ set all of this.
 
 from collections.abc import Mapping
 
-from rallypoint.rendezvous.endpoint import join_endpoint
-from rallypoint.store.protocol import DEFAULT_PORT
+from rallypoint.net.addresses import join_endpoint
+from rallypoint.net.protocol import DEFAULT_PORT
 
 
 def read(env: Mapping[str, str]) -> dict[str, object] | None:

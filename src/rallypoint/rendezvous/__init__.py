@@ -16,30 +16,14 @@ if TYPE_CHECKING:
     from rallypoint.errors import RendezvousGracefulExitError as RendezvousGracefulExitError
     from rallypoint.errors import RendezvousStateError as RendezvousStateError
     from rallypoint.errors import RendezvousTimeoutError as RendezvousTimeoutError
+    from rallypoint.net.addresses import (
+        parse_rendezvous_endpoint as parse_rendezvous_endpoint,
+    )
     from rallypoint.rendezvous.api import RendezvousHandler as RendezvousHandler
     from rallypoint.rendezvous.api import RendezvousHandlerCreator as RendezvousHandlerCreator
     from rallypoint.rendezvous.api import RendezvousInfo as RendezvousInfo
     from rallypoint.rendezvous.api import RendezvousStoreInfo as RendezvousStoreInfo
-    from rallypoint.rendezvous.backends.contract import RendezvousBackend as RendezvousBackend
-    from rallypoint.rendezvous.backends.contract import Token as Token
-    from rallypoint.rendezvous.backends.engine import (
-        EngineRendezvousBackend as EngineRendezvousBackend,
-    )
-    from rallypoint.rendezvous.backends.etcd import EtcdRendezvousBackend as EtcdRendezvousBackend
-    from rallypoint.rendezvous.backends.file import FileRendezvousBackend as FileRendezvousBackend
-    from rallypoint.rendezvous.backends.memory import (
-        MemoryRendezvousBackend as MemoryRendezvousBackend,
-    )
-    from rallypoint.rendezvous.backends.redis import (
-        RedisRendezvousBackend as RedisRendezvousBackend,
-    )
-    from rallypoint.rendezvous.backends.store import (
-        StoreRendezvousBackend as StoreRendezvousBackend,
-    )
-    from rallypoint.rendezvous.dynamic import DynamicRendezvousHandler as DynamicRendezvousHandler
-    from rallypoint.rendezvous.endpoint import (
-        parse_rendezvous_endpoint as parse_rendezvous_endpoint,
-    )
+    from rallypoint.rendezvous.handler import DynamicRendezvousHandler as DynamicRendezvousHandler
     from rallypoint.rendezvous.parameters import RendezvousParameters as RendezvousParameters
     from rallypoint.rendezvous.parameters import RendezvousTimeout as RendezvousTimeout
     from rallypoint.rendezvous.registry import (
@@ -51,6 +35,28 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.registry import (
         rendezvous_handler_registry as rendezvous_handler_registry,
     )
+    from rallypoint.rendezvous.serverless.backends.contract import (
+        RendezvousBackend as RendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.contract import Token as Token
+    from rallypoint.rendezvous.serverless.backends.engine import (
+        EngineRendezvousBackend as EngineRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.etcd import (
+        EtcdRendezvousBackend as EtcdRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.file import (
+        FileRendezvousBackend as FileRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.memory import (
+        MemoryRendezvousBackend as MemoryRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.redis import (
+        RedisRendezvousBackend as RedisRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.store import (
+        StoreRendezvousBackend as StoreRendezvousBackend,
+    )
     from rallypoint.rendezvous.settings import RendezvousSettings as RendezvousSettings
     from rallypoint.rendezvous.static import StaticTCPRendezvous as StaticTCPRendezvous
 
@@ -60,16 +66,16 @@ _MODULES = {
         "RendezvousClosedError RendezvousConnectionError RendezvousError "
         "RendezvousGracefulExitError RendezvousStateError RendezvousTimeoutError"
     ),
+    "rallypoint.net.addresses": "parse_rendezvous_endpoint",
     _HERE + "api": "RendezvousHandler RendezvousHandlerCreator RendezvousInfo RendezvousStoreInfo",
-    _HERE + "backends.contract": "RendezvousBackend Token",
-    _HERE + "backends.engine": "EngineRendezvousBackend",
-    _HERE + "backends.etcd": "EtcdRendezvousBackend",
-    _HERE + "backends.file": "FileRendezvousBackend",
-    _HERE + "backends.memory": "MemoryRendezvousBackend",
-    _HERE + "backends.redis": "RedisRendezvousBackend",
-    _HERE + "backends.store": "StoreRendezvousBackend",
-    _HERE + "dynamic": "DynamicRendezvousHandler",
-    _HERE + "endpoint": "parse_rendezvous_endpoint",
+    _HERE + "serverless.backends.contract": "RendezvousBackend Token",
+    _HERE + "serverless.backends.engine": "EngineRendezvousBackend",
+    _HERE + "serverless.backends.etcd": "EtcdRendezvousBackend",
+    _HERE + "serverless.backends.file": "FileRendezvousBackend",
+    _HERE + "serverless.backends.memory": "MemoryRendezvousBackend",
+    _HERE + "serverless.backends.redis": "RedisRendezvousBackend",
+    _HERE + "serverless.backends.store": "StoreRendezvousBackend",
+    _HERE + "handler": "DynamicRendezvousHandler",
     _HERE + "parameters": "RendezvousParameters RendezvousTimeout",
     _HERE + "registry": (
         "RendezvousHandlerRegistry create_handler get_registry get_rendezvous_handler "

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.core.events import Assignment
 from rallypoint.deadline import seconds
 from rallypoint.errors import (
     RendezvousConnectionError,
@@ -23,8 +24,7 @@ from rallypoint.errors import (
     StoreConnectionError,
     StoreTimeoutError,
 )
-from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.endpoint import local_address, propose_port
+from rallypoint.net.addresses import local_address, propose_port
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout, as_int
 from rallypoint.store.api import Store
 

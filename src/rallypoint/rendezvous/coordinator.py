@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.events import (
     Admit,
     Assignment,
     Close,
@@ -30,7 +29,8 @@ from rallypoint.rendezvous.core.events import (
     RoundOpened,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure, Node, Settings
+from rallypoint.core.state import Failure, Node, Settings
+from rallypoint.deadline import Deadline
 from rallypoint.store.api import Store
 
 

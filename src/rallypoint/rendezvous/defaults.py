@@ -6,7 +6,7 @@ This table is the one place for defaults: the settings read it, and the document
 
 from dataclasses import dataclass
 
-from rallypoint.store import protocol
+from rallypoint.net import protocol
 
 MIB = 1024 * 1024
 SERVER_LIMITS = (

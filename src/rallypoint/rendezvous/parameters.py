@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, Self
 
 from rallypoint.deadline import seconds
+from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous import defaults
-from rallypoint.store.engine_url import redacted
 
 _TRUE = frozenset(("1", "true", "t", "yes", "y"))
 _FALSE = frozenset(("0", "false", "f", "no", "n"))

@@ -114,9 +114,9 @@ class RendezvousHandlerRegistry:
 
 # Built-ins are imported when asked for: a worker that uses none of them pays for none.
 def _core(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous import hosted
+    from rallypoint.rendezvous.client import coordinator
 
-    return hosted.create_handler(params)
+    return coordinator.create_handler(params)
 
 
 def _static(params: RendezvousParameters) -> RendezvousHandler:
@@ -126,19 +126,19 @@ def _static(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _file(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous import shared
+    from rallypoint.rendezvous.serverless import coordinator
 
-    return shared.create_file_handler(params)
+    return coordinator.create_file_handler(params)
 
 
 def _etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous.backends import etcd
+    from rallypoint.rendezvous.serverless.backends import etcd
 
     return etcd.create_handler(params)
 
 
 def _redis(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous.backends import redis
+    from rallypoint.rendezvous.serverless.backends import redis
 
     return redis.create_handler(params)
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
 
+from rallypoint.core.state import Newcomers, Settings
 from rallypoint.errors import ParameterError
+from rallypoint.net.protocol import run_problem
 from rallypoint.rendezvous import defaults
-from rallypoint.rendezvous.core.state import Newcomers, Settings
 from rallypoint.rendezvous.parameters import (
     RendezvousParameters,
     RendezvousTimeout,
@@ -26,7 +27,6 @@ from rallypoint.rendezvous.parameters import (
     is_text,
     wrong,
 )
-from rallypoint.store.protocol import run_problem
 
 Duration = float | timedelta | None
 RETURN_SECONDS = 1.0

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import msgspec
 
+from rallypoint.core.state import Node
 from rallypoint.deadline import Deadline, seconds
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -23,6 +24,14 @@ from rallypoint.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from rallypoint.net.addresses import (
+    join_endpoint,
+    local_address,
+    parse_rendezvous_endpoint,
+    propose_port,
+)
+from rallypoint.net.tls import TLS, read_tls
+from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.api import (
     RendezvousHandler,
@@ -30,19 +39,10 @@ from rallypoint.rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from rallypoint.rendezvous.core.state import Node
-from rallypoint.rendezvous.endpoint import (
-    join_endpoint,
-    local_address,
-    parse_rendezvous_endpoint,
-    propose_port,
-)
 from rallypoint.rendezvous.parameters import as_int, as_seconds, wrong
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.tcp import TCPStore
-from rallypoint.store.tls import TLS, read_tls
-from rallypoint.store.token import read_token
 
 _ATTEMPT, _CLOSED = "attempt", "closed"
 _DEFAULT_RUN_ID = "static"

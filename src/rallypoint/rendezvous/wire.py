@@ -1,4 +1,4 @@
-"""The rendezvous part of the wire format (see `rallypoint.store.protocol`). PURE.
+"""The rendezvous part of the wire format (see `rallypoint.net.protocol`). PURE.
 
 After the handshake a node's session sends `Ask` (join, leave, finish, fail, close), `Beat`,
 `Resume` after a reconnect, and `Inquire`. The server answers an `Ask` that has an id with
@@ -11,8 +11,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from rallypoint.rendezvous.coordinator import Report, View
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.events import (
     Admit,
     Assignment,
     Close,
@@ -32,9 +31,10 @@ from rallypoint.rendezvous.core.events import (
     SettingsHeld,
     WaitingChanged,
 )
-from rallypoint.rendezvous.core.state import Node, Settings, Verdict
-from rallypoint.rendezvous.status import ServerStatus
-from rallypoint.store import protocol as p
+from rallypoint.core.state import Node, Settings, Verdict
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.reports.status import ServerStatus
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
+from rallypoint.core.events import Admit, Close, Exclude, Notify
+from rallypoint.core.state import NodeId
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Notify
-from rallypoint.rendezvous.core.state import NodeId
 from rallypoint.rendezvous.wire import NodeEvent
 from rallypoint.wallclock import now_text
 

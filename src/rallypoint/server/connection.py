@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from rallypoint.core.events import Join
+from rallypoint.core.state import NodeId
+from rallypoint.net import protocol as p
+from rallypoint.net.tokens import EVERYTHING
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.core.events import Join
-from rallypoint.rendezvous.core.state import NodeId
 from rallypoint.server import audit
-from rallypoint.server.arrivals import LONG_BYTES
-from rallypoint.server.gate import Allowance, stranger
+from rallypoint.server.connection_limits import Allowance, stranger
 from rallypoint.server.handshake import Handshake
+from rallypoint.server.receive_budget import LONG_BYTES
 from rallypoint.server.status import visible
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import EVERYTHING
 
 if TYPE_CHECKING:
     from rallypoint.server.runs import RunHost
     from rallypoint.server.server import Server
-    from rallypoint.server.spaces import Space
+    from rallypoint.server.store_host import Space
 
 logger = logging.getLogger("rallypoint.server")
 

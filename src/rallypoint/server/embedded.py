@@ -8,9 +8,9 @@ from typing import Any
 import uvloop
 
 from rallypoint.deadline import Deadline
+from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind
-from rallypoint.store.tls import NO_TLS, TLS
 
 
 class EmbeddedServer:
@@ -97,5 +97,5 @@ class EmbeddedServer:
 def start(
     host: str, port: int, token: bytes, insecure: bool, tls: TLS | None = None
 ) -> EmbeddedServer:
-    """Start a server in this process (see `rallypoint.store.hosting`)."""
+    """Start a server in this process (see `rallypoint.hosting.contract`)."""
     return EmbeddedServer(host, port, Options(token=token, insecure=insecure, tls=tls or NO_TLS))

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 if TYPE_CHECKING:
     from rallypoint.server.connection import Connection

@@ -12,9 +12,9 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.server.peer import may_talk, refusal
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import EVERYTHING
+from rallypoint.net import protocol as p
+from rallypoint.net.tokens import EVERYTHING
+from rallypoint.server.peer_credentials import may_talk, refusal
 
 if TYPE_CHECKING:
     from rallypoint.server.connection import Connection

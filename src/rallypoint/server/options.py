@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rallypoint.errors import ParameterError
+from rallypoint.net.tls import NO_TLS, TLS
+from rallypoint.net.token_sources import TOKEN_VARIABLE
+from rallypoint.net.tokens import Keyring
 from rallypoint.rendezvous import defaults
-from rallypoint.store.keyring import Keyring
-from rallypoint.store.tls import NO_TLS, TLS
-from rallypoint.store.token import TOKEN_VARIABLE
 
 
 def _limit(name: str) -> Any:
@@ -30,7 +30,7 @@ class Options:
     """Settings of a server process.
 
     Args:
-        token: the tokens that are accepted, one a line (see store/keyring.py), reread when
+        token: the tokens that are accepted, one a line (see net/tokens.py), reread when
             they are of a file that changes; empty: none is asked for (loopback, or insecure).
         insecure: allow other addresses than loopback without a token.
         tls: the server's files; with a certificate, it speaks nothing but TLS.

@@ -20,12 +20,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from rallypoint.rendezvous import dialogue, wire
-from rallypoint.rendezvous.chronicle import Chronicle, Noted
-from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.core import exclusion, explain, notices
-from rallypoint.rendezvous.core.advance import Step, advance, broken, timer_seconds, timers
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core import exclusion, explain, notices
+from rallypoint.core.advance import Step, advance, broken, timer_seconds, timers
+from rallypoint.core.events import (
     Cause,
     Close,
     Disconnected,
@@ -44,7 +41,7 @@ from rallypoint.rendezvous.core.events import (
     WaitingChanged,
     assignment,
 )
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.state import (
     PLACES,
     Closed,
     Gathering,
@@ -55,10 +52,14 @@ from rallypoint.rendezvous.core.state import (
     State,
     find,
 )
-from rallypoint.rendezvous.reporting import brief_report, report_of
-from rallypoint.rendezvous.told import run_closed, shut_out
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.reports.history import Chronicle, Noted
+from rallypoint.rendezvous.reports.report import brief_report, report_of
+from rallypoint.rendezvous.view_diff import run_closed, shut_out
 from rallypoint.server.fault import OnFault, guarded
-from rallypoint.store import protocol as p
 from rallypoint.wallclock import now_text
 
 logger = logging.getLogger("rallypoint.server")

@@ -10,29 +10,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.rendezvous.chronicle import Noted
+from rallypoint.core.state import State
+from rallypoint.net import protocol as p
+from rallypoint.net.tls import stamp
+from rallypoint.net.token_sources import FileToken, current
+from rallypoint.net.tokens import Keyring
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.core.state import State
-from rallypoint.rendezvous.reporting import report_of
-from rallypoint.rendezvous.status import ServerStatus
-from rallypoint.server.arrivals import STALLED, Arrivals
+from rallypoint.rendezvous.reports.history import Noted
+from rallypoint.rendezvous.reports.report import report_of
+from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server.connection import Connection
+from rallypoint.server.connection_limits import Gate, raise_file_limit
+from rallypoint.server.counters import Tally
 from rallypoint.server.fault import Faults
-from rallypoint.server.gate import Gate, raise_file_limit
 from rallypoint.server.options import Options, asks_for_owners, check_exposure, exposure
-from rallypoint.server.peer import find_owners
+from rallypoint.server.peer_credentials import find_owners
+from rallypoint.server.receive_budget import STALLED, Arrivals
 from rallypoint.server.runs import RunHost
-from rallypoint.server.spaces import Space
 from rallypoint.server.status import server_status
-from rallypoint.server.tally import Tally
+from rallypoint.server.store_host import Space
 from rallypoint.server.tls import ServerTLS, TLSLayer
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import Keyring
-from rallypoint.store.tls import stamp
-from rallypoint.store.token import FileToken, current
 
 if TYPE_CHECKING:
-    from rallypoint.server.durable import Keeper
+    from rallypoint.server.journal.persistence import Keeper
 
 logger = logging.getLogger("rallypoint.server")
 

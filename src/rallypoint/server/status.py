@@ -9,11 +9,11 @@ import msgspec
 import psutil
 
 from rallypoint import __version__
-from rallypoint.rendezvous.core import explain
-from rallypoint.rendezvous.core.state import PLACES, State, round_number
-from rallypoint.rendezvous.status import RunLine, ServerStatus
-from rallypoint.store import protocol as p
-from rallypoint.store.keyring import Rights
+from rallypoint.core import explain
+from rallypoint.core.state import PLACES, State, round_number
+from rallypoint.net import protocol as p
+from rallypoint.net.tokens import Rights
+from rallypoint.rendezvous.reports.status import RunLine, ServerStatus
 
 if TYPE_CHECKING:
     from rallypoint.server.runs import RunHost

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rallypoint.errors import ParameterError
-from rallypoint.store import protocol as p
-from rallypoint.store.certificate import ends
-from rallypoint.store.tls import TLS, stamp, unusable
-from rallypoint.store.tls_socket import binding
+from rallypoint.net import protocol as p
+from rallypoint.net.certificate import ends
+from rallypoint.net.tls import TLS, stamp, unusable
+from rallypoint.net.tls_socket import binding
 
 if TYPE_CHECKING:
     from rallypoint.server.connection import Connection

@@ -11,7 +11,7 @@ Guarantees of every store, checked by `rallypoint.testing.StoreSuite`:
 Keys are str (or UTF-8 bytes); values are bytes (a str is encoded as UTF-8). Values come
 back as bytes. Durations are seconds or timedelta.
 
-The subclass says how one typed request (`rallypoint.store.protocol`) is carried out, in
+The subclass says how one typed request (`rallypoint.net.protocol`) is carried out, in
 `_call` and `_pipeline`; all public calls are written once, here.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from rallypoint.deadline import seconds
 from rallypoint.errors import ParameterError, StoreTimeoutError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 DEFAULT_TIMEOUT_SECONDS = 300.0  # torch.distributed's default_pg_timeout for stores
 Key = str | bytes

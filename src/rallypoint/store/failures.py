@@ -7,7 +7,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
     StoreValueError,
 )
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 _ERRORS: dict[str, type[StoreError]] = {
     p.FAIL_TIMEOUT: StoreTimeoutError,

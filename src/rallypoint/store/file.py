@@ -41,7 +41,7 @@ import msgspec
 
 from rallypoint.deadline import Clock, Deadline
 from rallypoint.errors import StoreError, StoreTimeoutError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.record_log import RecordLog

@@ -15,7 +15,7 @@ in number with a rank missing.
 from collections.abc import Hashable, Iterable
 
 from rallypoint.errors import StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 SHOWN = 20  # names or ranges listed in an error before "and n more"
 _CALLS = {"b:": "barrier", "g:": "all_gather", "c:": "broadcast"}

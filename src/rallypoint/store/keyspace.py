@@ -27,7 +27,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from rallypoint.errors import StoreTimeoutError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.groups import DISCONNECTED, TIMED_OUT, Groups, group_title, shown
 from rallypoint.store.table import DEFAULT_LIMIT_BYTES, ENTRY_BYTES, Table
 

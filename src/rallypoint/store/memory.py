@@ -9,7 +9,7 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import DEFAULT_LIMIT_BYTES

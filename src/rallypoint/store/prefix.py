@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.store.api import Key, Store, as_key
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Self
 
 from rallypoint.errors import StoreError, StoreLimitError, StoreValueError
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 DEFAULT_LIMIT_BYTES = 1 << 30
 DEFAULT_LIMIT_KEYS = 1 << 40  # none of its own

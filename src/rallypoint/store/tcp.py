@@ -31,14 +31,14 @@ from rallypoint.errors import (
     StoreLimitError,
     StoreTimeoutError,
 )
-from rallypoint.store import protocol as p
+from rallypoint.hosting.contract import HostedServer, start_for_store
+from rallypoint.net import protocol as p
+from rallypoint.net.connection import Link, NotOurProtocolError, Target, goodbye_error, open_link
+from rallypoint.net.endpoints import servers
+from rallypoint.net.tls import TLS, read_tls
+from rallypoint.net.token_sources import read_token
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
-from rallypoint.store.hosting import HostedServer, start_for_store
-from rallypoint.store.link import Link, NotOurProtocolError, Target, goodbye_error, open_link
-from rallypoint.store.places import servers
-from rallypoint.store.slot import ANSWER_MARGIN_SECONDS, Slot
-from rallypoint.store.tls import TLS, read_tls
-from rallypoint.store.token import read_token
+from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, Slot
 
 BYE_SECONDS = 1.0  # what `close` waits for a frame that is being sent
 LOOK_SECONDS = 3.0  # how often a blocked leader looks at its deadline, and for signs of life

@@ -15,7 +15,7 @@ Uses plain assert and methods named test_*, so any runner that collects such cla
 import threading
 from abc import ABC, abstractmethod
 
-from rallypoint.rendezvous.backends.contract import RendezvousBackend, Token
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
 
 LARGE_STATE_BYTES = 4 * 1024 * 1024
 WAIT_SECONDS = 10.0  # for what must happen; no test waits this long when all is well

@@ -1,4 +1,4 @@
-"""The conformance suite of the engine contract (`rallypoint.store.engine`), as a class.
+"""The conformance suite of the engine contract (`rallypoint.engines.contract`), as a class.
 
 class TestMyEngine(EngineSuite):
     def make_engine(self):
@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 import pytest
 
 from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import COMMIT_KEYS, LOOK_SECONDS, Engine, Entry, version_of
 from rallypoint.errors import ParameterError, StoreConnectionError
-from rallypoint.store.engine import COMMIT_KEYS, LOOK_SECONDS, Engine, Entry, version_of
 from rallypoint.testing.store_handles import PATIENCE_SECONDS, SHORT_SECONDS, in_thread
 
 LARGE_BYTES = 16 * 1024 * 1024

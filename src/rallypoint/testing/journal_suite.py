@@ -1,4 +1,4 @@
-"""The conformance suite of the journal contract (`rallypoint.server.journal`), as a class.
+"""The conformance suite of the journal contract (`rallypoint.server.journal.contract`), as a class.
 
 class TestMyJournal(JournalSuite):
     def journal(self):           # each call: another client of the same place
@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalLostError
-from rallypoint.server.journal import Journal
+from rallypoint.server.journal.contract import Journal
 
 LIMIT_SECONDS = 30.0
 BIG_BYTES = 16 << 20

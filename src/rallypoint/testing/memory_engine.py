@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rallypoint.deadline import Clock, Deadline
-from rallypoint.store.engine import (
+from rallypoint.engines.contract import (
     LOOK_SECONDS,
     Commit,
     Engine,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalLostError
-from rallypoint.server.journal import Journal, Opened
+from rallypoint.server.journal.contract import Journal, Opened
 
 
 class Shelf:

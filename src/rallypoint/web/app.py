@@ -19,8 +19,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rallypoint.rendezvous.status import SCHEMA, RunStatus, Status, run_status
-from rallypoint.server.peer import Owners, may_talk, refusal
+from rallypoint.rendezvous.reports.status import SCHEMA, RunStatus, Status, run_status
+from rallypoint.server.peer_credentials import Owners, may_talk, refusal
 from rallypoint.server.server import Server
 from rallypoint.web.feed import Feed
 from rallypoint.web.guard import COOKIE, COOKIE_SECONDS, HEADERS, Guard

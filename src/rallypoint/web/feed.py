@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from rallypoint.rendezvous.coordinator import RoundLine
-from rallypoint.rendezvous.status import run_status
+from rallypoint.rendezvous.reports.status import run_status
 from rallypoint.server.server import Server
 
 REST_SECONDS = 0.1

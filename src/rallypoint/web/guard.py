@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 
-from rallypoint.store.keyring import Keyring
+from rallypoint.net.tokens import Keyring
 
 COOKIE = "rallypoint_view"
 COOKIE_SECONDS = 7 * 86400

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from rallypoint.net.tokens import Keyring
 from rallypoint.server.options import is_loopback
-from rallypoint.server.peer import find_owners
+from rallypoint.server.peer_credentials import find_owners
 from rallypoint.server.server import Server
-from rallypoint.store.keyring import Keyring
 from rallypoint.web.app import make_app
 from rallypoint.web.guard import Guard
 

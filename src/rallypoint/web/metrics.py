@@ -16,12 +16,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from rallypoint.rendezvous.core import explain
-from rallypoint.rendezvous.core.state import PLACES, round_number
+from rallypoint.core import explain
+from rallypoint.core.state import PLACES, round_number
+from rallypoint.server.counters import Histogram
 from rallypoint.server.runs import RunHost
 from rallypoint.server.server import Server
 from rallypoint.server.status import newest_runs
-from rallypoint.server.tally import Histogram
 
 RUNS_LABELLED = 100
 PHASES = ("gathering", "last call", "sealed", "closed")

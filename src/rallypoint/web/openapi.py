@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.rendezvous.status import RunLine, RunStatus, ServerStatus, Status
+from rallypoint.rendezvous.reports.status import RunLine, RunStatus, ServerStatus, Status
 
 _TEMPLATE = "#/components/schemas/{name}"
 _UNAUTHORIZED = {"description": "the server's token was not shown (off loopback only)"}

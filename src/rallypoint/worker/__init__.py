@@ -29,7 +29,7 @@ from rallypoint.worker.process import (
     use,
     world_size,
 )
-from rallypoint.worker.pulse import beat, rest, step
+from rallypoint.worker.progress import beat, rest, step
 from rallypoint.worker.reduction import Op
 from rallypoint.worker.state import State
 

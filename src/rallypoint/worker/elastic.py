@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rallypoint.worker.process import barrier, is_member, saved, should_save
-from rallypoint.worker.pulse import step as tell_step
+from rallypoint.worker.progress import step as tell_step
 from rallypoint.worker.state import State
 
 

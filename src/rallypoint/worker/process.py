@@ -10,19 +10,19 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from rallypoint.engines.registry import is_engine_url, open_engine_store
 from rallypoint.errors import ParameterError
 from rallypoint.store.api import Store, Value
-from rallypoint.store.engines import is_engine_url, open_engine_store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.worker.change import CHANGE_FILE, ChangeReader, PendingChange, nothing_pends
 from rallypoint.worker.member import Timeout, Worker
-from rallypoint.worker.pulse import rest
+from rallypoint.worker.progress import rest
 from rallypoint.worker.reduction import Op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rallypoint.store.tls import TLS
+    from rallypoint.net.tls import TLS
 
 _given: ContextVar[Worker | None] = ContextVar("rallypoint_worker", default=None)
 _lock = threading.Lock()
@@ -129,11 +129,11 @@ def open_store(environ: Mapping[str, str], tls: "TLS | None" = None) -> Store:
 
 
 def _tcp_store(text: str, environ: Mapping[str, str], wrong: str, tls: "TLS | None") -> Store:
-    from rallypoint.store.link import Target
-    from rallypoint.store.places import parse_places
+    from rallypoint.net.connection import Target
+    from rallypoint.net.endpoints import parse_places
+    from rallypoint.net.tls import read_tls
+    from rallypoint.net.token_sources import read_token
     from rallypoint.store.tcp import TCPStore
-    from rallypoint.store.tls import read_tls
-    from rallypoint.store.token import read_token
 
     try:
         places = parse_places(text, default_port=0)

@@ -13,8 +13,16 @@ import msgspec
 
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
+from rallypoint.worker.checkpoint_storage import (
+    Folder,
+    Found,
+    InStore,
+    Place,
+    check_size,
+    part_keys,
+    put_parts,
+)
 from rallypoint.worker.member import Worker
-from rallypoint.worker.places import Folder, Found, InStore, Place, check_size, part_keys, put_parts
 from rallypoint.worker.process import current, is_member
 from rallypoint.worker.snapshot import checksum, pack, unpack
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 CONF = """
 ClusterName=test

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils import store as store_util
 
-from rallypoint.rendezvous.endpoint import free_port
+from rallypoint.net.addresses import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LIMIT_SECONDS = 150.0  # for seconds of work, on a machine that may be busy

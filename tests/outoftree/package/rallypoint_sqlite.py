@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 from rallypoint import RendezvousHandler, RendezvousParameters
 from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import Commit, Engine, Entries, Entry, check_commit, version_of
+from rallypoint.engines.store import EngineStore
 from rallypoint.errors import StoreConnectionError
-from rallypoint.rendezvous.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.shared import create_engine_handler
-from rallypoint.store.engine import Commit, Engine, Entries, Entry, check_commit, version_of
-from rallypoint.store.engine_store import EngineStore
+from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
+from rallypoint.rendezvous.serverless.coordinator import create_engine_handler
 
 TABLES = """
     CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, version INT, value BLOB, end REAL);

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-import rallypoint.rendezvous.core.advance as core
-from rallypoint.agent import policy
-from rallypoint.agent.agent import events_of
-from rallypoint.rendezvous import dialogue
-from rallypoint.rendezvous.core import exclusion, going, membership, ranks, rounds, working
-from rallypoint.rendezvous.core.draft import Draft
-from rallypoint.rendezvous.core.events import (
+import rallypoint.core.advance as core
+from rallypoint.agent.loop import events_of
+from rallypoint.agent.policy import decisions
+from rallypoint.core import departures, exclusion, joins, ranks, rounds, worker_events
+from rallypoint.core.events import (
     Event,
     Finish,
     Join,
@@ -26,12 +24,15 @@ from rallypoint.rendezvous.core.events import (
     RoundSealed,
     assignment,
 )
-from rallypoint.rendezvous.core.state import Gathering, Round, Sealed, Verdict
-from rallypoint.rendezvous.observer import Observer
-from rallypoint.server import connection, ledger, runs, spaces
-from rallypoint.server.scribe import Scribe
+from rallypoint.core.mutable_state import Draft
+from rallypoint.core.state import Gathering, Round, Sealed, Verdict
+from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.serverless.failure_detector import Observer
+from rallypoint.server import connection, runs, store_host
+from rallypoint.server.journal import records
+from rallypoint.server.journal.group_commit import Scribe
 from rallypoint.testing.simulator import Kind, node
-from rallypoint.testing.simulator.cell import Cell
+from rallypoint.testing.simulator.cas_store import Cell
 from rallypoint.testing.simulator.disk import SimulatedJournal, SimulatedWriter
 
 Patch = pytest.MonkeyPatch
@@ -76,14 +77,14 @@ def rule(patch: Patch, event: type, apply: Callable[[Draft, Any], None]) -> None
 def fenced_ids_are_welcome(patch: Patch) -> None:
     def join(d: Draft, e: Join) -> None:
         d.fenced.pop(e.node.id, None)
-        membership.join(d, change(e, after=0) if d.place_of(e.node.id) is None else e)
+        joins.join(d, change(e, after=0) if d.place_of(e.node.id) is None else e)
 
     rule(patch, Join, join)
 
 
 def leaving_closes(patch: Patch) -> None:
     def leave(d: Draft, e: Leave) -> None:
-        going.leave(d, e)
+        departures.leave(d, e)
         if isinstance(d.phase, Gathering) and d.round > 1:
             rounds.close_run(d, e.node, "", "a node left", Verdict.CLOSED)
 
@@ -92,7 +93,7 @@ def leaving_closes(patch: Patch) -> None:
 
 def first_finish_closes(patch: Patch) -> None:
     def finish(d: Draft, e: Finish) -> None:
-        working.finish(d, e)
+        worker_events.finish(d, e)
         if isinstance(d.phase, Sealed) and d.phase.done:
             rounds.close_run(d, e.node, "", "one has finished", Verdict.FINISHED)
 
@@ -108,21 +109,21 @@ def late_timers_count(patch: Patch) -> None:
     def rejoin_over(d: Draft, e: RejoinOver) -> None:
         if isinstance(d.phase, Gathering):
             for late in list(d.participants.values()):
-                going.lose(d, late.node, "did not join in time")
+                departures.lose(d, late.node, "did not join in time")
 
     patch.setattr(runs.RunHost, "_set_timers", set_timers)
     rule(patch, RejoinOver, rejoin_over)
 
 
 def results_are_not_kept(patch: Patch) -> None:
-    call = spaces.Space.call
+    call = store_host.Space.call
 
-    def forgetful(self: spaces.Space, client_id: bytes, asked: Any) -> None:
+    def forgetful(self: store_host.Space, client_id: bytes, asked: Any) -> None:
         for client in self.clients.values():
             client.results.clear()
         call(self, client_id, asked)
 
-    patch.setattr(spaces.Space, "call", forgetful)
+    patch.setattr(store_host.Space, "call", forgetful)
 
 
 def old_connections_count(patch: Patch) -> None:
@@ -133,7 +134,7 @@ def the_answer_changes(patch: Patch) -> None:
     def again(record: Round) -> RoundSealed:
         return RoundSealed(change(record, reason="told again"))
 
-    patch.setattr(membership, "RoundSealed", again)
+    patch.setattr(joins, "RoundSealed", again)
 
 
 def each_is_told_its_own_address(patch: Patch) -> None:
@@ -179,15 +180,15 @@ def two_leaders_without_a_fence(patch: Patch) -> None:
 
 
 def results_are_not_stored(patch: Patch) -> None:
-    kept = ledger._kept
+    kept = records._kept
 
     def bare(client: Any) -> bytes | None:
         if client is None:
             return None
-        twin = spaces.Client(client.since, client.record)
+        twin = store_host.Client(client.since, client.record)
         return kept(twin)
 
-    patch.setattr(ledger, "_kept", bare)
+    patch.setattr(records, "_kept", bare)
 
 
 def blind_writes(patch: Patch) -> None:
@@ -239,7 +240,7 @@ def fenced_nodes_work_on(patch: Patch) -> None:
 
 
 def opened_rounds_are_overlooked(patch: Patch) -> None:
-    patch.setattr(policy, "_newer", lambda *given: False)
+    patch.setattr(decisions, "_newer", lambda *given: False)
 
 
 def newcomers_first(patch: Patch) -> None:
@@ -266,7 +267,7 @@ def round_numbers_stay(patch: Patch) -> None:
         if isinstance(d.phase, Gathering):
             d.phase = change(d.phase, round=number)
 
-    patch.setattr(membership, "open_round", open_round)
+    patch.setattr(joins, "open_round", open_round)
 
 
 def ranks_twice(patch: Patch) -> None:

@@ -5,8 +5,8 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalFullError, JournalLostError
 from rallypoint.testing.journal_suite import JournalSuite
-from rallypoint.testing.simulator.clockwork import Clockwork, Process
 from rallypoint.testing.simulator.disk import LEASE_SECONDS, Disk, SimulatedJournal
+from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
 NOW = Deadline(0.0)
 

@@ -1,4 +1,4 @@
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.core.state import Settings
 from rallypoint.testing.simulator.forecast import Forecast, Job, Weather
 
 CALM = Weather(24.0, 1e12, stalls_per_hour=0.0)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.testing.simulator.history import UNKNOWN, Call, explain, is_linearizable
 
 

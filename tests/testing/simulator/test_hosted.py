@@ -2,8 +2,8 @@
 
 from tests.testing.simulator.test_world import a_world
 
-from rallypoint.agent import policy
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.agent.policy import decisions
+from rallypoint.core.state import Settings
 from rallypoint.testing.simulator import Fault, Kind
 
 
@@ -19,7 +19,7 @@ def test_a_node_that_was_fenced_joins_under_another_id() -> None:
     world.run()
     agent = world.agents[1]
     assert agent.node_id == "n1.2"
-    assert isinstance(agent.state.phase, policy.Working)
+    assert isinstance(agent.state.phase, decisions.Working)
 
 
 def test_a_spare_waits_until_it_is_not_needed() -> None:

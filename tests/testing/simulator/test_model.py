@@ -11,10 +11,10 @@ from tests.testing.simulator.planted import (
     rule,
 )
 
-import rallypoint.rendezvous.core.advance as core
-from rallypoint.rendezvous.core.draft import Draft
-from rallypoint.rendezvous.core.events import LastCallOver
-from rallypoint.rendezvous.core.state import LastCall, Settings
+import rallypoint.core.advance as core
+from rallypoint.core.events import LastCallOver
+from rallypoint.core.mutable_state import Draft
+from rallypoint.core.state import LastCall, Settings
 from rallypoint.testing.simulator.model import FAULTS, Broken, Report, explore
 
 RUNS = {

@@ -1,7 +1,7 @@
 from typing import Any
 
-from rallypoint.testing.simulator.clockwork import Clockwork, Process
 from rallypoint.testing.simulator.network import End, Network
+from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
 
 class Peer:

@@ -2,7 +2,7 @@
 
 from tests.testing.simulator.test_world import a_world
 
-from rallypoint.agent import events, policy
+from rallypoint.agent.policy import decisions, events
 from rallypoint.testing.simulator import Fault, Kind
 
 
@@ -20,7 +20,7 @@ def test_calls_to_the_coordinator_hold_up_the_agent_as_in_reality() -> None:
     clockwork.add(clockwork.world, 4.5, False, lambda: seen.append(agents[0]._blocked))
     world.run()
     assert seen == [True], "its report waits for the server"
-    assert all(isinstance(agent.state.phase, policy.Working) for agent in agents)
+    assert all(isinstance(agent.state.phase, decisions.Working) for agent in agents)
     assert (("n0.1", 1)) in world.truth.failed
 
 

@@ -3,8 +3,8 @@ import re
 import msgspec
 import pytest
 
-from rallypoint.agent import events
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.agent.policy import events
+from rallypoint.core.state import Settings
 from rallypoint.testing.simulator import Fault, Kind, Plan, Violation, make_world
 from rallypoint.testing.simulator.saving import Saves
 from rallypoint.worker import ChangeKind

@@ -3,7 +3,7 @@
 import msgspec
 from tests.testing.simulator.test_world import a_world, round_of
 
-from rallypoint.rendezvous.core.state import State
+from rallypoint.core.state import State
 from rallypoint.testing.simulator import Fault, Kind, World, plan_from
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet

@@ -2,12 +2,12 @@
 
 from tests.testing.simulator.test_world import a_world
 
+from rallypoint.core.events import Close
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import Close
 from rallypoint.testing.simulator import World
-from rallypoint.testing.simulator.clockwork import Process
 from rallypoint.testing.simulator.session import NodeSession
+from rallypoint.testing.simulator.virtual_clock import Process
 
 
 def a_session(world: World, views: list[View] | None = None) -> NodeSession:

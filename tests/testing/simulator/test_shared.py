@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 import pytest
 from tests.testing.simulator.test_world import a_world, round_of
 
+from rallypoint.core.state import Settings
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.core.state import Settings
-from rallypoint.rendezvous.shared_host import SharedHost
+from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.testing.simulator import Fault, Kind, Plan
 from rallypoint.testing.simulator.shared import CALL_SECONDS, SharedNode, SharedWorld, settings_of
 

@@ -1,9 +1,9 @@
 import pytest
 from tests.testing.simulator.test_world import a_world
 
-from rallypoint.rendezvous.core.advance import advance
-from rallypoint.rendezvous.core.events import Beat, Cause, Join, Lost
-from rallypoint.rendezvous.core.state import Node, Settings, State
+from rallypoint.core.advance import advance
+from rallypoint.core.events import Beat, Cause, Join, Lost
+from rallypoint.core.state import Node, Settings, State
 from rallypoint.testing.simulator import Violation
 
 

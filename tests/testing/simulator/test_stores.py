@@ -2,7 +2,7 @@
 
 from tests.testing.simulator.test_world import a_world
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.testing.simulator import Fault, Kind
 from rallypoint.testing.simulator.history import UNKNOWN
 from rallypoint.testing.simulator.stores import CALLS, StoreClient

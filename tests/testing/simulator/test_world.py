@@ -2,7 +2,7 @@
 
 import pytest
 
-from rallypoint.rendezvous.core.state import Closed, Sealed, Settings
+from rallypoint.core.state import Closed, Sealed, Settings
 from rallypoint.testing.simulator import Fault, Kind, Plan, World, make_world
 
 SETTINGS = Settings(

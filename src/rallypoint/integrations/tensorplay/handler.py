@@ -5,7 +5,7 @@ from typing import Any
 from tensorplay.distributed.elastic.rendezvous import api
 
 from rallypoint.integrations.agent_round import AgentKeys
-from rallypoint.integrations.guest import Guest, core_parameters, errors_of
+from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
 from rallypoint.integrations.tensorplay.store import RoundStore
 
 KEYS = AgentKeys(

@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint.integrations.agent_round import AgentKeys
-from rallypoint.integrations.guest import Guest, core_parameters, errors_of
+from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
 from rallypoint.integrations.torchrun.store import RoundStore, WorkersStore
 from rallypoint.rendezvous.parameters import RendezvousParameters
 

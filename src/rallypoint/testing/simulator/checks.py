@@ -8,12 +8,10 @@ reason for which a node ends its workers, must have its cause there.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rallypoint.agent import events as agent_events
-from rallypoint.agent import policy
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.advance import Step, advance, timer_seconds
-from rallypoint.rendezvous.core.events import (
+from rallypoint.agent.policy import decisions
+from rallypoint.agent.policy import events as agent_events
+from rallypoint.core.advance import Step, advance, timer_seconds
+from rallypoint.core.events import (
     Admit,
     Assignment,
     Cause,
@@ -34,8 +32,8 @@ from rallypoint.rendezvous.core.events import (
     SteadyOver,
     Timer,
 )
-from rallypoint.rendezvous.core.invariants import check_state, check_step
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.invariants import check_state, check_step
+from rallypoint.core.state import (
     PLACES,
     Closed,
     NodeId,
@@ -43,6 +41,8 @@ from rallypoint.rendezvous.core.state import (
     Sealed,
     State,
 )
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Order
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.node import Agent
@@ -174,7 +174,7 @@ class Checker:
                 raise Violation("false loss", text)
 
     def _late_timers(self, state: State, events: Iterable[Event]) -> None:
-        from rallypoint.rendezvous.core.advance import timers
+        from rallypoint.core.advance import timers
 
         for event in events:
             step = advance_now(state, event)
@@ -307,7 +307,7 @@ class Checker:
     def overlooked(self, agent: "Agent", opened: RoundOpened) -> None:
         """A node was told a while ago that its round is over: it must not work in it still."""
         phase = agent.state.phase
-        if not isinstance(phase, policy.Working) or agent.view().opened != opened:
+        if not isinstance(phase, decisions.Working) or agent.view().opened != opened:
             return
         seat = phase.assignment
         if (seat.incarnation, seat.round) < (opened.incarnation, opened.round):
@@ -315,7 +315,7 @@ class Checker:
 
     def _saved(self, agent: "Agent", number: int) -> bool:
         phase = agent.state.phase  # as it was before the event
-        if not isinstance(phase, policy.Working):
+        if not isinstance(phase, decisions.Working):
             return False
         return (phase.assignment.incarnation, number) in self.world.saves.done
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalFullError, JournalLostError
-from rallypoint.server.journal import Journal, Opened
-from rallypoint.server.scribe import Changes, Done
-from rallypoint.testing.simulator.clockwork import Process
+from rallypoint.server.journal.contract import Journal, Opened
+from rallypoint.server.journal.group_commit import Changes, Done
+from rallypoint.testing.simulator.virtual_clock import Process
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.world import World

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.rendezvous.core.events import Admit, Close, Exclude, Notify
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.testing.simulator.clockwork import Process
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.events import Admit, Close, Exclude, Notify
 from rallypoint.testing.simulator.plan import STEP_KINDS, Fault, Kind
+from rallypoint.testing.simulator.virtual_clock import Process
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.node import Agent

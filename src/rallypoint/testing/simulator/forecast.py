@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rallypoint.rendezvous.core.advance import Step
-from rallypoint.rendezvous.core.events import Event, Lost
-from rallypoint.rendezvous.core.state import NodeId, Sealed, Settings, State
+from rallypoint.core.advance import Step
+from rallypoint.core.events import Event, Lost
+from rallypoint.core.state import NodeId, Sealed, Settings, State
 from rallypoint.testing.simulator.checks import Checker
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 
 NEVER = float("inf")
 

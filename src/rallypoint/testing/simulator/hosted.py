@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.agent import events
-from rallypoint.rendezvous import dialogue, wire
-from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import (
+from rallypoint.agent.policy import events
+from rallypoint.core.events import (
     Fail,
     Finish,
     Leave,
@@ -14,8 +12,11 @@ from rallypoint.rendezvous.core.events import (
     Refused,
     RunClosed,
 )
-from rallypoint.rendezvous.core.state import Failure
-from rallypoint.store import protocol as p
+from rallypoint.core.state import Failure
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.coordinator import View
 from rallypoint.testing.simulator.node import CLOSE_SECONDS, LEAVE_SECONDS, Agent, is_lost
 from rallypoint.testing.simulator.session import NodeSession
 

@@ -14,9 +14,10 @@ from hashlib import blake2b
 
 import msgspec
 
-from rallypoint.rendezvous.core.advance import Step, advance, timers
-from rallypoint.rendezvous.core.codec import encode
-from rallypoint.rendezvous.core.events import (
+from rallypoint.core.advance import Step, advance, timers
+from rallypoint.core.annotations import Aspect
+from rallypoint.core.codec import encode
+from rallypoint.core.events import (
     Cause,
     Close,
     Disconnected,
@@ -34,9 +35,8 @@ from rallypoint.rendezvous.core.events import (
     Send,
     Timer,
 )
-from rallypoint.rendezvous.core.invariants import check_state, check_step
-from rallypoint.rendezvous.core.marks import Aspect
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.invariants import check_state, check_step
+from rallypoint.core.state import (
     PLACES,
     Closed,
     Failure,

@@ -9,7 +9,7 @@ ends, or only one, notice at once; the other one learns it when it next sends.
 from collections.abc import Callable
 from typing import Protocol
 
-from rallypoint.testing.simulator.clockwork import Clockwork, Process
+from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
 REACH_SECONDS = 5.0  # how long a connection attempt goes unanswered before it is given up
 RETRY_SECONDS = 2.0  # TCP's pause between tries has grown by the time the way is free again

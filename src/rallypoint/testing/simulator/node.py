@@ -9,18 +9,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from rallypoint.agent import events, policy
-from rallypoint.agent.admission import Rules
-from rallypoint.agent.agent import events_of
-from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import (
+from rallypoint.agent.loop import events_of
+from rallypoint.agent.policy import decisions, events
+from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.core.events import (
     Assignment,
     Refusal,
     Refused,
     RoundOpened,
 )
-from rallypoint.rendezvous.core.state import Failure, Newcomers, Node
-from rallypoint.testing.simulator.clockwork import Handle, Process
+from rallypoint.core.state import Failure, Newcomers, Node
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.testing.simulator.virtual_clock import Handle, Process
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.world import World
@@ -50,7 +50,7 @@ class Agent(ABC):
         self.name = f"n{host}" + "'" * number
         self.process = Process(world.clockwork, self.name, world.clockwork.random.random() * 1e6)
         plan = world.plan
-        self.state = policy.AgentState(
+        self.state = decisions.AgentState(
             node=self.name,
             local_world_size=1,
             stop_grace_seconds=plan.stop_seconds,
@@ -90,7 +90,7 @@ class Agent(ABC):
 
     def begin(self) -> None:
         """Start the agent."""
-        self.process.soon(self._act, policy.begin(self.state))
+        self.process.soon(self._act, decisions.begin(self.state))
 
     # -- the loop of agent.agent -----------------------------------------------------------
 
@@ -134,13 +134,13 @@ class Agent(ABC):
         self._pump()
 
     def _decide(self, event: events.Event) -> None:
-        was_working = isinstance(self.state.phase, policy.Working)
-        decision = policy.decide(self.state, event)
+        was_working = isinstance(self.state.phase, decisions.Working)
+        decision = decisions.decide(self.state, event)
         if was_working and any(isinstance(a, events.StopWorkers) for a in decision.actions):
             self.world.stops(self, event, decision.reason)
         self._act(decision)
 
-    def _act(self, decision: policy.Decision) -> None:
+    def _act(self, decision: decisions.Decision) -> None:
         self.state = decision.state
         if decision.reason:
             self.world.note(self.name, decision.reason)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rallypoint.rendezvous.core.state import Settings
+from rallypoint.core.state import Settings
 from rallypoint.rendezvous.settings import least_rejoin
 
 

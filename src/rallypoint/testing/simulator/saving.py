@@ -7,7 +7,7 @@ of them still work; if one is gone, they never have. Who watches is told.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.agent import events
+from rallypoint.agent.policy import events
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.node import Agent

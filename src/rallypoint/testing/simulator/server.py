@@ -10,23 +10,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from rallypoint.core.advance import Step, timers
+from rallypoint.core.events import Event
+from rallypoint.core.state import PLACES, NodeId, State
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.core.advance import Step, timers
-from rallypoint.rendezvous.core.events import Event
-from rallypoint.rendezvous.core.state import PLACES, NodeId, State
 from rallypoint.server import runs
 from rallypoint.server.connection import Connection
-from rallypoint.server.durable import Keeper
 from rallypoint.server.fault import Faults
+from rallypoint.server.journal.persistence import Keeper
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
-from rallypoint.testing.simulator.clockwork import Process, finish
 from rallypoint.testing.simulator.disk import (
     LEASE_SECONDS,
     Disk,
     SimulatedJournal,
     SimulatedWriter,
 )
+from rallypoint.testing.simulator.virtual_clock import Process, finish
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.world import World

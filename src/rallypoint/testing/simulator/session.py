@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rallypoint.rendezvous import dialogue, wire
+from rallypoint.core.events import SHUT_OUT, Join, Refused
+from rallypoint.net import protocol as p
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.client import dialogue
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.rendezvous.core.events import SHUT_OUT, Join, Refused
-from rallypoint.store import protocol as p
-from rallypoint.testing.simulator.clockwork import Handle, Process
+from rallypoint.testing.simulator.virtual_clock import Handle, Process
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.network import End

@@ -13,7 +13,10 @@ take real time.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.agent import events, policy
+from rallypoint.agent.policy import events
+from rallypoint.core.advance import Step, timers
+from rallypoint.core.codec import decode
+from rallypoint.core.state import Failure, State
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RallypointError,
@@ -23,25 +26,22 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous import exchange
 from rallypoint.rendezvous.api import RendezvousTimeout
 from rallypoint.rendezvous.coordinator import Order, View
-from rallypoint.rendezvous.core.advance import Step, timers
-from rallypoint.rendezvous.core.codec import decode
-from rallypoint.rendezvous.core.state import Failure, State
+from rallypoint.rendezvous.serverless import cas_loop
+from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.rendezvous.shared import SharedCoordinator
 from rallypoint.store.memory import MemoryStore
-from rallypoint.testing.simulator.cell import Cell, Killed, NodeBackend
+from rallypoint.testing.simulator.cas_store import Cell, Killed, NodeBackend
 from rallypoint.testing.simulator.checks import what_of
-from rallypoint.testing.simulator.clockwork import Handle, Process
 from rallypoint.testing.simulator.disk import Disk
 from rallypoint.testing.simulator.node import Agent, is_lost
 from rallypoint.testing.simulator.shared_checks import SharedChecker
+from rallypoint.testing.simulator.virtual_clock import Handle, Process
 from rallypoint.testing.simulator.world import World
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.core.events import Assignment
+    from rallypoint.core.events import Assignment
     from rallypoint.testing.simulator.plan import Plan
 
 _JOIN_ERRORS: tuple[tuple[type[RallypointError], events.JoinError], ...] = (
@@ -266,7 +266,7 @@ class StoreHost:
 class SharedWorld(World):
     """Everything of one simulation without a server."""
 
-    hosted_by = exchange
+    hosted_by = cas_loop
 
     def __init__(self, plan: "Plan", trace: bool = False, disk: Disk | None = None) -> None:
         super().__init__(plan, trace, disk)
@@ -314,4 +314,4 @@ class SharedWorld(World):
         process.soon(ask)
 
 
-__all__ = ["SharedNode", "SharedWorld", "policy"]
+__all__ = ["SharedNode", "SharedWorld"]

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from rallypoint.rendezvous.core.advance import Step
-from rallypoint.rendezvous.core.events import Cause, Event
-from rallypoint.rendezvous.core.explain import describe
-from rallypoint.rendezvous.core.state import (
+from rallypoint.core.advance import Step
+from rallypoint.core.events import Cause, Event
+from rallypoint.core.explain import describe
+from rallypoint.core.state import (
     PLACES,
     Closed,
     NodeId,

@@ -8,11 +8,11 @@ client any more, a call that is no plain read ends in doubt.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.store import protocol as p
+from rallypoint.net import protocol as p
 from rallypoint.testing.simulator.checks import Violation
-from rallypoint.testing.simulator.clockwork import Process
 from rallypoint.testing.simulator.history import UNKNOWN, Call, explain
 from rallypoint.testing.simulator.session import Client
+from rallypoint.testing.simulator.virtual_clock import Process
 
 if TYPE_CHECKING:
     from rallypoint.testing.simulator.world import World

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rallypoint.agent import events as agent_events
-from rallypoint.agent import policy
+from rallypoint.agent.policy import decisions as agent_policy
+from rallypoint.agent.policy import events as agent_events
+from rallypoint.core.advance import Step
+from rallypoint.core.events import Assignment
+from rallypoint.core.state import PLACES, Closed, Sealed, State
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.core.advance import Step
-from rallypoint.rendezvous.core.events import Assignment
-from rallypoint.rendezvous.core.state import PLACES, Closed, Sealed, State
 from rallypoint.server import runs
-from rallypoint.store import protocol as p
 from rallypoint.testing.simulator.checks import Checker, Truth, Violation, what_of
-from rallypoint.testing.simulator.clockwork import Clockwork, Process
 from rallypoint.testing.simulator.disk import Disk
 from rallypoint.testing.simulator.faults import Faults
 from rallypoint.testing.simulator.hosted import HostedNode
@@ -29,6 +28,7 @@ from rallypoint.testing.simulator.saving import Saves
 from rallypoint.testing.simulator.server import SimulatedServer
 from rallypoint.testing.simulator.session import NodeSession
 from rallypoint.testing.simulator.stores import StoreClient, check_histories
+from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
 LOOK_SECONDS = 1.0
 SHORTEST_AFTER_SECONDS = 2.0
@@ -215,7 +215,7 @@ class World:
             number = (state.incarnation, phase.record.number)
             seat = agent.working
             may_wait = state.spares | (state.waiting if self.plan.admit == "never" else {})
-            if agent.node_id in may_wait and isinstance(agent.state.phase, policy.Joining):
+            if agent.node_id in may_wait and isinstance(agent.state.phase, agent_policy.Joining):
                 return ""
             if agent.node_id not in state.participants:
                 return f"is not in round {number}, and no spare: {agent.state.phase}"
@@ -224,7 +224,7 @@ class World:
             return ""
         least = state.settings.min_nodes if state.settings else 1
         if len(state.candidates) < least and not state.participants:
-            joins = isinstance(agent.state.phase, policy.Joining)
+            joins = isinstance(agent.state.phase, agent_policy.Joining)
             return "" if joins and agent.node_id in state.candidates else "has not joined"
         return f"is in {type(phase).__name__} {phase.round}, and nothing moves it"
 

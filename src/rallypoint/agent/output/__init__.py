@@ -1,0 +1,1 @@
+"""The workers' stdout and stderr."""

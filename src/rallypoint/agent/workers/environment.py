@@ -1,0 +1,102 @@
+"""What a worker finds in its environment. PURE: a function of values.
+
+Scripts written for torchrun read RANK, WORLD_SIZE, MASTER_ADDR and so on; `rallypoint.worker`
+reads RALLYPOINT_*. Both are made from the sealed round's record and nothing else.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rallypoint.core.events import Assignment
+
+TORCH_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun: errors end workers
+OMP_THREADS = "OMP_NUM_THREADS"
+TOKEN = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
+# The nodes' own token would let a worker do what only an agent may.
+NOT_FOR_WORKERS = (TOKEN, f"{TOKEN}_FILE")
+
+
+class WorkerContext(msgspec.Struct, frozen=True):
+    """What is the same for all workers of a node.
+
+    Args:
+        run_id: name of the run.
+        local_world_size: workers of this node.
+        role: name of their role.
+        max_restarts: the run's failure budget.
+        store_url: where `rallypoint.worker` finds the store: `tcp://HOST:PORT`,
+            `file:///PATH`, or "" when there is none.
+        token: one that reaches this run's store and nothing else, "" when there is none.
+        environment: more variables, such as those of TLS.
+        error_dir: directory for TORCHELASTIC_ERROR_FILE, "" for none.
+    """
+
+    run_id: str
+    local_world_size: int
+    role: str = "default"
+    max_restarts: int = 0
+    store_url: str = ""
+    token: str = ""
+    error_dir: str = ""
+    environment: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"WorkerContext(run_id={self.run_id!r}, role={self.role!r})"  # never the token
+
+
+def sets_omp_threads(base: Mapping[str, str], local_world_size: int) -> bool:
+    """Return whether workers get OMP_NUM_THREADS=1, as torchrun does to spare the cores."""
+    return local_world_size > 1 and OMP_THREADS not in base
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    context: WorkerContext,
+    assignment: Assignment,
+    local_rank: int,
+    master: tuple[str, int] | None = None,
+) -> dict[str, str]:
+    """Return the whole environment of one worker.
+
+    Args:
+        base: the agent's environment, which the worker inherits.
+        context: what all workers of the node share.
+        assignment: the node's seat in the round.
+        local_rank: of the worker, from 0.
+        master: bootstrap address and port, if not those of the assignment.
+    """
+    rank = assignment.worker_offset + local_rank
+    address, port = master or (assignment.master_addr, assignment.master_port)
+    own: dict[str, object] = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": assignment.world_size,
+        "LOCAL_WORLD_SIZE": context.local_world_size,
+        "GROUP_RANK": assignment.rank,
+        "GROUP_WORLD_SIZE": assignment.size,
+        "ROLE_NAME": context.role,
+        "ROLE_RANK": assignment.role_offset + local_rank,
+        "ROLE_WORLD_SIZE": assignment.role_world_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": context.max_restarts,
+        "TORCHELASTIC_RUN_ID": context.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 of the workers hosts its own store
+        "RALLYPOINT_RUN_ID": context.run_id,
+        "RALLYPOINT_ROUND": assignment.round,
+        "RALLYPOINT_INCARNATION": assignment.incarnation,
+    }
+    if context.store_url:
+        own["RALLYPOINT_STORE"] = context.store_url
+    if context.token:
+        own[TOKEN] = context.token
+    if context.error_dir:
+        name = f"error_round_{assignment.round}_rank_{rank}.json"
+        own["TORCHELASTIC_ERROR_FILE"] = f"{context.error_dir}/{name}"
+    if sets_omp_threads(base, context.local_world_size):
+        own[OMP_THREADS] = 1
+    inherited = {name: base[name] for name in base if name not in NOT_FOR_WORKERS}
+    made = {name: str(value) for name, value in own.items()}
+    return {**TORCH_DEFAULTS, **inherited, **context.environment, **made}

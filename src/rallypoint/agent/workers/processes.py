@@ -1,0 +1,238 @@
+"""Workers as processes: started, watched without polling, and ended with all their children.
+
+Each worker leads its own session and process group, with /dev/null as its stdin. A waiter
+thread a worker sleeps in the kernel until it exits. Where the system can (`os.waitid`), an
+exited worker is left unreaped until its group has been ended: its process id, which is also
+the group's, cannot be given to a stranger in the meantime.
+
+Ending them: SIGTERM to each group (as torchrun does, so that a shell that started the real
+program does not hold it up), a grace, then SIGKILL to all that came from them, wherever it is
+(`agent.tree`). What outlives a SIGKILL (state D) is reported by its process id and holds
+nobody up.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from rallypoint.agent.output.destinations import WorkerOutput
+from rallypoint.agent.workers import process_tree
+from rallypoint.deadline import Deadline
+from rallypoint.errors import ParameterError
+
+KILL_WAIT_SECONDS = 5.0
+LAST_LINES_WAIT_SECONDS = 0.5
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """One worker to start: its rank on the node, its command and its whole environment."""
+
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a worker ended: `exit_code`, or None and the `signal`; `lines` of its stderr."""
+
+    local_rank: int
+    exit_code: int | None
+    signal: str
+    lines: tuple[str, ...]
+
+
+def _how(returncode: int) -> tuple[int | None, str]:
+    """Return (exit code, "") or (None, signal name) of a Popen return code."""
+    if returncode >= 0:
+        return returncode, ""
+    try:
+        return None, signal.Signals(-returncode).name
+    except ValueError:
+        return None, f"signal {-returncode}"  # real-time signals have no name
+
+
+class Worker:
+    """One running worker process."""
+
+    def __init__(self, spec: Spec, output: WorkerOutput) -> None:
+        """Start it. Raises ParameterError when its command cannot be run."""
+        self.spec = spec
+        self.output = output
+        self.exited = threading.Event()
+        self._reaped = False
+        streams = output.open()
+        try:
+            self._process = subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                stdin=subprocess.DEVNULL,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.abandon()
+            raise ParameterError(
+                f"cannot start {spec.argv[0]!r}: {error.strerror}; "
+                "check that it is there, in PATH, and executable"
+            ) from error
+        output.begin()
+        self.pid = self._process.pid
+        self.started_at = process_tree.started_at(self.pid)
+
+    def wait(self) -> int:
+        """Wait for its exit; return the code as Popen gives it (a signal as a negative)."""
+        if hasattr(os, "waitid"):
+            seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if seen is not None:  # only WNOHANG gives None
+                return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+        return self._process.wait()
+
+    def send(self, signum: int) -> None:
+        """Send a signal to its whole group; nothing happens if that is gone."""
+        if self._reaped:
+            return  # its id may be another's by now
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signum)  # macOS answers EPERM for a group of zombies
+
+    def send_alone(self, signum: int) -> None:
+        """Send a signal to it, and to nothing that it started."""
+        if not self._reaped and not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signum)
+
+    def reap(self) -> None:
+        """Give the process id back to the system; only after its group was ended."""
+        if self.exited.is_set():
+            self._reaped = True
+            self._process.wait()
+
+
+class WorkerGroup:
+    """The workers of one round on this node.
+
+    Args:
+        on_exit: called once for each worker that exits, from a thread of its own.
+        on_failure: called with an exception of a background thread.
+        before_reap: called with the process ids that are about to be given back.
+        mark: in the environment of all workers (`tree.MARK`).
+    """
+
+    def __init__(
+        self,
+        on_exit: Callable[[Ended], None],
+        on_failure: Callable[[BaseException], None],
+        before_reap: Callable[[tuple[int, ...]], None] = lambda _pids: None,
+        mark: str = "",
+    ) -> None:
+        self._on_exit = on_exit
+        self._on_failure = on_failure
+        self._before_reap = before_reap
+        self._workers: list[Worker] = []
+        self._changed = threading.Condition()
+        self._mark = mark
+        self._grace: Deadline | None = None
+
+    @property
+    def roots(self) -> process_tree.Roots:
+        """All workers that were started: process id, also their group's, and start time."""
+        return {worker.pid: worker.started_at for worker in self._workers}
+
+    def start(self, specs: Sequence[Spec], outputs: Sequence[WorkerOutput]) -> None:
+        """Start all workers. Raises ParameterError; those already started then still run."""
+        for spec, output in zip(specs, outputs, strict=True):
+            worker = Worker(spec, output)
+            self._workers.append(worker)
+            self._thread(f"wait-{spec.local_rank}", partial(self._watch, worker))
+
+    def stop(self, grace_seconds: float, on_stopped: Callable[[tuple[int, ...]], None]) -> None:
+        """Begin to end all workers; `on_stopped` is told the pids that could not be ended.
+
+        A second call only shortens the grace.
+        """
+        with self._changed:
+            first = self._grace is None
+            if self._grace is None or grace_seconds < self._grace.remaining():
+                self._grace = Deadline(grace_seconds)
+            self._changed.notify_all()
+        if first:
+            self._thread("stop", lambda: on_stopped(self._end()))
+
+    def kill(self) -> tuple[int, ...]:
+        """End all workers now, without grace; return the pids that could not be ended."""
+        with self._changed:
+            self._grace = Deadline(0.0)
+            self._changed.notify_all()
+        return self._end()
+
+    def send(self, signum: int) -> None:
+        """Send a signal to each worker, and to nothing that they started."""
+        for worker in self._workers:
+            worker.send_alone(signum)
+
+    def alive(self) -> set[int]:
+        """Return the local ranks of the workers that have not exited."""
+        return {worker.spec.local_rank for worker in self._alive()}
+
+    def pid_of(self, local_rank: int) -> int | None:
+        """Return a worker's process id, None once it has exited."""
+        pids = {worker.spec.local_rank: worker.pid for worker in self._alive()}
+        return pids.get(local_rank)
+
+    def asked(self, local_rank: int, signum: int, limit_seconds: float) -> tuple[str, ...]:
+        """Send a worker a signal; return what it then writes to stderr, () if nothing."""
+        for worker in self._alive():
+            if worker.spec.local_rank == local_rank:
+                send = partial(worker.send_alone, signum)
+                return worker.output.said_after(send, limit_seconds)
+        return ()
+
+    def _thread(self, name: str, body: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                body()
+            except BaseException as error:  # handed on, never swallowed
+                self._on_failure(error)
+
+        threading.Thread(target=run, name=f"rallypoint-{name}", daemon=True).start()
+
+    def _watch(self, worker: Worker) -> None:
+        code, name = _how(worker.wait())
+        lines = worker.output.last_lines(LAST_LINES_WAIT_SECONDS)
+        try:
+            self._on_exit(Ended(worker.spec.local_rank, code, name, lines))
+        finally:
+            with self._changed:
+                worker.exited.set()
+                self._changed.notify_all()
+
+    def _alive(self) -> list[Worker]:
+        return [worker for worker in self._workers if not worker.exited.is_set()]
+
+    def _end(self) -> tuple[int, ...]:
+        before = process_tree.family(self._mark, self.roots)  # parents that end well leave orphans
+        for worker in self._workers:
+            worker.send(signal.SIGTERM)
+        with self._changed:
+            while self._alive() and self._grace is not None and not self._grace.expired():
+                self._changed.wait(self._grace.remaining())
+        family = {**process_tree.roots_of(before), **self.roots}
+        strays = {
+            process.pid for process in process_tree.end(self._mark, family, KILL_WAIT_SECONDS)
+        }
+        with self._changed:  # those that have just died are known to their threads in a moment
+            self._changed.wait_for(lambda: self._waited_for() <= strays, KILL_WAIT_SECONDS)
+        self._before_reap(tuple(self.roots))
+        for worker in self._workers:
+            worker.reap()
+            worker.output.close()
+        return tuple(sorted(strays | self._waited_for()))
+
+    def _waited_for(self) -> set[int]:
+        return {worker.pid for worker in self._alive()}

@@ -1,0 +1,172 @@
+"""What a state means, in words a user can act on. PURE.
+
+One sentence serves the log, the status, the error and the tests: what is there, what is
+waited for, and which setting ends the wait.
+"""
+
+from collections.abc import Collection
+from itertools import islice
+
+import msgspec
+
+from rallypoint.core.ranks import natural_key
+from rallypoint.core.state import (
+    PLACES,
+    Closed,
+    Gathering,
+    LastCall,
+    Member,
+    Node,
+    Sealed,
+    Settings,
+    State,
+)
+
+NAMES_SHOWN = 5
+_SETTINGS = {  # what may be asked for otherwise (J6: the bounds may not), by parameter
+    "target_nodes": "target_nodes",
+    "max_restarts": "max_restarts",
+    "last_call_seconds": "last_call",
+    "lease_seconds": "lease",
+    "grace_seconds": "disconnect_grace",
+    "replacement_seconds": "replacement_wait",
+    "rejoin_seconds": "rejoin_timeout",
+    "steady_seconds": "steady_after",
+    "quarantine_failures": "quarantine_failures",
+    "quarantine_seconds": "quarantine_time",
+}
+_PHASE_NAMES = {
+    Gathering: "gathering",
+    LastCall: "last call",
+    Sealed: "sealed",
+    Closed: "closed",
+}
+
+
+def names(members: Collection[Member], shown: int = NAMES_SHOWN) -> str:
+    """Return the labels of a few members in natural order, and how many more there are."""
+    few = islice(members, shown)  # sorting ten thousand names at each step would be the step's cost
+    labels = sorted((m.node.label for m in few), key=natural_key)
+    more = len(members) - shown
+    return ", ".join(labels) + (f" and {more} more" if more > 0 else "")
+
+
+def describe(state: State) -> str:
+    """Return one sentence: where the run stands and what it waits for."""
+    phase = state.phase
+    if isinstance(phase, Closed):
+        return closed_sentence(state.run_id, phase)
+    if isinstance(phase, Sealed):
+        return _sealed(state, phase) + _news(state)
+    return _gathering(state, phase) + _news(state)
+
+
+def closed_sentence(run_id: str, phase: Closed) -> str:
+    """Return who closed the run, when and why."""
+    when = f" at {phase.at}" if phase.at else ""
+    how = "finished" if phase.finished else "was closed"
+    return f"run {run_id!r} {how}{when} by {phase.by}: {phase.why}"
+
+
+def _news(state: State) -> str:
+    text = "".join(
+        f"; {n.label} will leave: {n.why}" for n in islice(state.notices.values(), NAMES_SHOWN)
+    )
+    kept_out = ", ".join(f"{x.aspect} {x.name} (by {x.by})" for x in state.exclusions[:NAMES_SHOWN])
+    return text + (f"; kept out: {kept_out}" if kept_out else "")
+
+
+def _sealed(state: State, phase: Sealed) -> str:
+    record = phase.record
+    text = f"round {record.number} is at work with {nodes(len(record.seats))}"
+    if phase.done:
+        text += f"; {len(phase.done)} have finished"
+        text += f", still working: {names(state.participants.values())}"
+    if state.waiting:
+        text += f"; {len(state.waiting)} wait for the next round"
+    if state.spares:
+        text += f"; {len(state.spares)} spare"
+    return text
+
+
+def _gathering(state: State, phase: Gathering | LastCall) -> str:
+    settings = state.settings
+    if settings is None:
+        return f"run {state.run_id!r} has not been opened: no node has joined"
+    have, least = len(state.candidates), settings.min_nodes
+    text = f"{have} of at least {nodes(least)} have joined round {phase.round}"
+    if state.opening:
+        text += f" (opened because {state.opening})"
+    if state.participants:
+        text += f"; waiting for {names(state.participants.values())} to join again"
+        return text + f" (rejoin_timeout={settings.rejoin_seconds:g} s)"
+    if have < least:
+        text += f"; waiting for {least - have} more"
+        if state.candidates:
+            text += f"; here: {names(state.candidates.values())}"
+        if state.finished:
+            text += f"; {len(state.finished)} have finished and will not come again"
+        return text
+    cut = [m for m in state.candidates.values() if not m.connected]
+    if cut:
+        text += f"; waiting for {names(cut)}, whose connection is cut"
+        return text + f" (disconnect_grace={settings.grace_seconds:g} s)"
+    if isinstance(phase, LastCall):
+        text += f"; last call for up to {goal_of(settings) - have} more"
+        return text + f" (last_call={settings.last_call_seconds:g} s)"
+    return text + f"; waiting for a replacement (replacement_wait={settings.replacement_seconds:g})"
+
+
+def differences(held: Settings, asked: Settings) -> str:
+    """Return what a newcomer gave otherwise than the run was opened with, "" if all agrees."""
+    if held == asked:
+        return ""
+    known, given = (msgspec.structs.asdict(each) for each in (held, asked))
+    other = [
+        f"{text}={_shown(known[name])} (not {_shown(given[name])})"
+        for name, text in _SETTINGS.items()
+        if known[name] != given[name]
+    ]
+    told = [", ".join(other) + ", which holds for all nodes"] if other else []
+    if held.rejoin_seconds < asked.rejoin_seconds:  # what it asked for outlasts its stop grace
+        told.append("a node whose workers take longer to stop is lost in each change")
+    if held.admit and asked.admit and held.admit is not asked.admit:
+        own = "each node goes by its own, so give all nodes the same"
+        told.append(f"admit={held.admit} (not {asked.admit}): {own}")
+    return "; ".join(told)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+def goal_of(settings: Settings) -> int:
+    """Return the number of nodes wanted: a round seals at once with them (J3), has no more."""
+    wanted = settings.target_nodes or settings.max_nodes
+    return max(settings.min_nodes, min(wanted, settings.max_nodes))  # a stranger may send any
+
+
+def nodes(count: int) -> str:
+    """Return a number of nodes in words."""
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def phase_name(state: State) -> str:
+    """Return the phase in one word or two."""
+    return _PHASE_NAMES[type(state.phase)]
+
+
+def missing(state: State) -> tuple[str, ...]:
+    """Return the labels of nodes that are known and that the round waits for."""
+    if isinstance(state.phase, (Gathering, LastCall)):
+        return tuple(m.node.label for m in state.participants.values())
+    return ()
+
+
+def rows(state: State) -> list[tuple[Node, str, int | None, bool]]:
+    """Return every live node with its place, its rank and whether it is connected."""
+    return [
+        (member.node, place.removesuffix("s"), member.rank, member.connected)
+        for place in PLACES
+        for member in getattr(state, place).values()
+    ]

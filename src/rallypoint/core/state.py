@@ -1,0 +1,347 @@
+"""The state of a run: plain immutable values. PURE.
+
+A live node is in exactly one of five places: `candidates`, `participants`, `waiting`,
+`spares`, `finished`. The phase says which of them can be filled:
+
+    Gathering, LastCall   candidates have asked for this round; participants are those of the
+                          round before who are alive and have not asked again yet (rule G1);
+                          nobody waits or is a spare
+    Sealed                participants work; others wait (room left) or are spares; no candidates
+    Closed                only finished nodes, until they leave
+
+There is no timestamp: durations in `Settings` are carried for the hosts, which make the
+timeout events, and `at` texts are labels for people that nothing compares.
+Mappings are never changed in place once they are part of a State.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from rallypoint.core.annotations import Exclusion, Notice, Strike
+
+NodeId = str
+
+
+class _Value(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):  # gc: values that never change cannot refer to each other in a ring
+    """Base of the core's values."""
+
+
+class Node(_Value, frozen=True):
+    """Who a node is: a random id made for each process, and what it says of itself.
+
+    Args:
+        id: random, made anew by each process (and after being fenced).
+        address: where its peers reach it.
+        port: a free port on it, for the bootstrap store; held until it is used.
+        pid: its process id, for people.
+        slot: the place it fills (pod, Slurm task); a new node with the same slot replaces it.
+        node_rank: the rank it asks for.
+        topology: label (rack, block) whose nodes get neighbouring ranks.
+        local_world_size: workers it starts, at least 1.
+        role: name of its workers' role.
+        host: its host name, for people only.
+    """
+
+    id: NodeId
+    address: str
+    port: int = 0
+    pid: int = 0
+    slot: str | None = None
+    node_rank: int | None = None
+    topology: str | None = None
+    local_world_size: int = 1
+    role: str = "default"
+    host: str = ""
+
+    @property
+    def label(self) -> str:
+        """The node as people read it: host or address, and pid."""
+        name = self.address if self.host in ("", self.address) else f"{self.host} ({self.address})"
+        return f"{name} pid {self.pid}" if self.pid else f"{name} id {self.id[:8]}"
+
+
+class Newcomers(StrEnum):
+    """What agents do about nodes that wait to be let in (see `agent.admission`)."""
+
+    NOW = "now"
+    CHECKPOINT = "checkpoint"
+    NEVER = "never"
+
+
+class Settings(_Value, frozen=True):
+    """What a run was opened with. Seconds are for the hosts; the core only looks at None/0.
+
+    Args:
+        min_nodes: fewest nodes of a round.
+        max_nodes: most nodes of a round.
+        target_nodes: nodes wanted: a round seals at once with them, and has no more seats;
+            None for max_nodes.
+        max_restarts: rounds that failing workers may open; None is no limit (rule B1).
+        last_call_seconds: extra wait after min_nodes in a first round (rule J2).
+        rejoin_seconds: how long a told participant may take to join again (rule G1).
+        replacement_seconds: wait for a replacement after a loss (rule J5).
+        lease_seconds: silence after which a node is lost (rule L1).
+        grace_seconds: time for a cut connection to come back (rule L1).
+        steady_seconds: a round that has worked for so long ends a row of failing ones (B1).
+        quarantine_failures: rounds that one node may end by failing workers, within
+            `QUARANTINE_ROUNDS`, before it is excluded (rule H1); 0: any number.
+        quarantine_seconds: how long it is kept out then.
+        admit: what the node that opened it does about newcomers, None if it does not say; each
+            agent goes by its own, so the core only tells who does otherwise.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    target_nodes: int | None = None
+    max_restarts: int | None = None
+    last_call_seconds: float = 30.0
+    rejoin_seconds: float = 60.0
+    replacement_seconds: float = 0.0
+    lease_seconds: float = 15.0
+    grace_seconds: float = 1.0
+    steady_seconds: float = 300.0
+    quarantine_failures: int = 0
+    quarantine_seconds: float = 600.0
+    admit: Newcomers | None = None
+
+
+class Standing(StrEnum):
+    """Why a candidate may claim a seat, strongest first (rule S2)."""
+
+    MEMBER = "member"
+    WAITING = "waiting"
+    NEW = "new"
+
+
+class Member(_Value, frozen=True):
+    """A live node as the state holds it.
+
+    Args:
+        node: who it is.
+        arrival: its place in the order of arrivals.
+        rank: its rank in the last round it took part in, None if in none.
+        standing: what its claim to a seat rests on.
+        beats: heartbeats counted by the shared host; fences a lapse seen too late.
+        connected: False while a cut connection may come back (hosted).
+    """
+
+    node: Node
+    arrival: int
+    rank: int | None = None
+    standing: Standing = Standing.NEW
+    beats: int = 0
+    connected: bool = True
+
+
+class Failure(_Value, frozen=True):
+    """A worker that failed: enough for the final report.
+
+    Args:
+        node: label of the node.
+        rank: the worker's global rank.
+        local_rank: its rank on the node.
+        exit_code: its exit code, None if a signal ended it, or if it hung.
+        signal: name of that signal, or "".
+        at: when, as a text.
+        message: its last lines.
+        round: the round it worked in.
+    """
+
+    node: str
+    rank: int
+    local_rank: int
+    exit_code: int | None
+    signal: str = ""
+    at: str = ""
+    message: str = ""
+    round: int = 0
+
+    @property
+    def label(self) -> str:
+        """One line for people."""
+        how = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        how = "it hung" if self.exit_code is None and not self.signal else how
+        when = f" at {self.at}" if self.at else ""
+        return f"rank {self.rank} (local {self.local_rank}) on {self.node}: {how}{when}"
+
+
+class Seat(_Value, frozen=True):
+    """One participant of a sealed round, with all that its workers need.
+
+    Args:
+        node: who sits here.
+        rank: its rank among the nodes.
+        worker_offset: global rank of its first worker.
+        role_offset: rank of its first worker among the workers of its role.
+        role_world_size: number of workers of its role.
+    """
+
+    node: Node
+    rank: int
+    worker_offset: int
+    role_offset: int
+    role_world_size: int
+
+
+class Round(_Value, frozen=True):
+    """A sealed round: one record that never changes (rule E1).
+
+    Args:
+        incarnation: of the run.
+        number: of the round.
+        seats: in rank order.
+        world_size: number of all workers.
+        restarts: how much of the failure budget is used up.
+        reason: why it was sealed when it was.
+        failing: how many rounds before it, without a break, were ended by failing workers.
+    """
+
+    incarnation: int
+    number: int
+    seats: tuple[Seat, ...]
+    world_size: int
+    restarts: int
+    reason: str
+    failing: int = 0
+
+    @property
+    def master_addr(self) -> str:
+        """Bootstrap address: rank 0's."""
+        return self.seats[0].node.address
+
+    @property
+    def master_port(self) -> int:
+        """Bootstrap port: the one that rank 0 proposed."""
+        return self.seats[0].node.port
+
+
+class Verdict(StrEnum):
+    """What became of a run that is closed."""
+
+    FINISHED = "finished"
+    BUDGET = "budget"  # its workers failed once too often (rule B1)
+    CLOSED = "closed"  # somebody has closed it
+
+
+class Gathering(_Value, frozen=True, tag=True):
+    """Nodes are joining round `round`. `lost`: a participant was lost on the way here.
+
+    `former` is the number of participants of the round before. With `patience_over`,
+    nobody waits for replacements any more. `charged`: a failing worker opened it at the
+    expense of the budget, which is given back if a node turns out to have been lost (B1).
+    """
+
+    round: int
+    lost: bool = False
+    former: int = 0
+    patience_over: bool = False
+    charged: bool = False
+
+
+class LastCall(_Value, frozen=True, tag=True):
+    """min_nodes are there; late ones have a last chance. `call` tells apart repeated calls.
+
+    Once `over`, the round seals as soon as no candidate's connection is cut.
+    """
+
+    round: int
+    call: int
+    over: bool = False
+
+
+class Sealed(_Value, frozen=True, tag=True):
+    """Round `record.number` is agreed and at work. `done` are the ids that have finished."""
+
+    record: Round
+    done: frozenset[NodeId] = frozenset()
+
+
+class Closed(_Value, frozen=True, tag=True):
+    """The incarnation has ended: by whom, when (a text), why, and what became of it."""
+
+    round: int
+    by: str
+    at: str
+    why: str
+    verdict: Verdict = Verdict.CLOSED
+
+    @property
+    def finished(self) -> bool:
+        """Whether all went well."""
+        return self.verdict is Verdict.FINISHED
+
+
+Phase = Gathering | LastCall | Sealed | Closed
+
+
+class State(_Value, frozen=True):
+    """Everything that is decided about one run.
+
+    Args:
+        run_id: its name.
+        settings: what it was opened with; None before the first join.
+        opened_by: label of the node that opened it.
+        incarnation: counts the openings of the run.
+        phase: where it stands.
+        candidates, participants, waiting, spares, finished: the five places, by node id.
+        fenced: ids that are refused, with the reason; the newest `FENCED_LIMIT`.
+        arrivals: how many nodes have come so far.
+        calls: how many last calls there were.
+        restarts: failing rounds so far (rule B1).
+        failures: of the last failing round, first one first, after the very first one of its
+            row of failing rounds; at most `FAILURES_LIMIT`.
+        opening: why the present round was opened, "" for the first.
+        notices: of live nodes that will leave, until they do or the round is over.
+        failing: how many rounds in a row were ended by failing workers (rule B1).
+        exclusions: those that stand, oldest first; they outlive incarnations (rule H1).
+        exclusion_count: how many there were.
+        strikes: failing rounds of the last `QUARANTINE_ROUNDS`, by who ended them.
+        replaced: those that are fenced because another node has their slot or rank (rule I1).
+    """
+
+    run_id: str
+    settings: Settings | None = None
+    opened_by: str = ""
+    incarnation: int = 1
+    phase: Phase = Gathering(round=1)
+    candidates: dict[NodeId, Member] = {}
+    participants: dict[NodeId, Member] = {}
+    waiting: dict[NodeId, Member] = {}
+    spares: dict[NodeId, Member] = {}
+    finished: dict[NodeId, Member] = {}
+    fenced: dict[NodeId, str] = {}
+    arrivals: int = 0
+    calls: int = 0
+    restarts: int = 0
+    failures: tuple[Failure, ...] = ()
+    opening: str = ""
+    notices: dict[NodeId, Notice] = {}
+    failing: int = 0
+    exclusions: tuple[Exclusion, ...] = ()
+    exclusion_count: int = 0
+    strikes: tuple[Strike, ...] = ()
+    replaced: frozenset[NodeId] = frozenset()
+
+
+PLACES = ("candidates", "participants", "waiting", "spares", "finished")
+FENCED_LIMIT = 4096
+FAILURES_LIMIT = 16
+EXCLUSIONS_LIMIT = 1024
+QUARANTINE_ROUNDS = 16
+
+
+def round_number(phase: Phase) -> int:
+    """Return the number of the round that a phase is about."""
+    return phase.record.number if isinstance(phase, Sealed) else phase.round
+
+
+def find(state: State, node: NodeId) -> Member | None:
+    """Return a live node's member record, wherever it is."""
+    for place in PLACES:
+        member: Member | None = getattr(state, place).get(node)
+        if member is not None:
+            return member
+    return None

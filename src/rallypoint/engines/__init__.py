@@ -1,0 +1,1 @@
+"""Databases underneath: one contract (`contract`), and etcd and Redis behind it."""

@@ -1,0 +1,1 @@
+"""etcd as an engine (extra `etcd`)."""

@@ -1,0 +1,1 @@
+"""Redis or Valkey as an engine (extra `redis`)."""

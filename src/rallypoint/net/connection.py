@@ -1,0 +1,365 @@
+"""A proven connection to a server: frames over a blocking socket, after the handshake.
+
+Used by the store client and by a node's session; what the frames mean is theirs.
+"""
+
+import contextlib
+import errno
+import logging
+import select
+import selectors
+import socket
+from typing import TYPE_CHECKING
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import AuthenticationError, StoreConnectionError
+from rallypoint.net import protocol as p
+from rallypoint.net.connection_config import Target
+from rallypoint.net.dialer import (
+    FIRST_PAUSE_SECONDS,
+    NOTICE_SECONDS,
+    UnreachedError,
+    connect,
+    explain_failure,
+    kernel_limit,
+    resolved_to,
+    wait_before_next,
+    what_was_seen,
+)
+from rallypoint.net.endpoints import Place, join_place
+from rallypoint.net.handshake import (
+    ADVICE,
+    SOFTWARE,
+    NotOurProtocolError,
+    StandbyError,
+    UnknownTokenError,
+    goodbye_error,
+    shake_hands,
+)
+from rallypoint.net.protocol_sniffer import speaks_tls, who_speaks
+from rallypoint.net.token_sources import current
+from rallypoint.net.tokens import Key, for_run, parse
+
+if TYPE_CHECKING:
+    from rallypoint.net.tls_socket import TLSSocket
+
+__all__ = [
+    "SOFTWARE",
+    "Link",
+    "NotOurProtocolError",
+    "Target",
+    "goodbye_error",
+    "open_link",
+]
+logger = logging.getLogger("rallypoint")
+
+READ_BYTES = 64 * 1024
+HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next one is asked: this one may be stopped
+_header = p.HEADER.unpack_from
+
+
+class Link:
+    """Frames over one connected socket; not thread-safe but for one sender and one reader."""
+
+    def __init__(self, sock: "socket.socket | TLSSocket", where: str, binding: bytes = b"") -> None:
+        self.sock = sock
+        self.where = where
+        self.place: Place | None = None  # of the server, where there was a choice
+        self.binding = binding
+        self.welcome = p.Welcome(0, False)
+        self._buffer = bytearray()
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames (StoreConnectionError when the connection is broken)."""
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            raise self.broken(error) from error
+
+    def send_reading(self, frames: list[bytes], deadline: Deadline) -> list[bytes]:
+        """Send frames, reading meanwhile; return the bodies that have come.
+
+        A server stops taking requests from a client that leaves its answers unread, so who
+        has much to send and much to read must do both.
+        """
+        bodies: list[bytes] = []
+        view = memoryview(b"".join(frames))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            while view:
+                for _, events in selector.select(deadline.capped(1.0)):
+                    try:
+                        if events & selectors.EVENT_READ:
+                            bodies += self.receive_some()
+                        if events & selectors.EVENT_WRITE:
+                            view = view[self.sock.send(view, socket.MSG_DONTWAIT) :]
+                    except BlockingIOError:
+                        continue
+                    except StoreConnectionError:
+                        raise
+                    except OSError as error:
+                        raise self.broken(error) from error
+                if view and deadline.expired():
+                    raise self.broken(TimeoutError(errno.ETIMEDOUT, "requests are not taken"))
+        return bodies
+
+    def receive(self) -> list[bytes]:
+        """Return the bodies that have come, at least one unless the read timed out ([])."""
+        while True:
+            data = self._read_in_time()
+            if data is None:
+                return []
+            if not self._buffer and len(data) >= 4 and _header(data)[0] == len(data) - 4:
+                return [data[4:]]  # one whole frame: usual
+            if bodies := self._split(data):
+                return bodies
+
+    def takes_more(self) -> bool:
+        """Return whether a small frame can be sent without waiting."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return any(events & select.POLLOUT for _, events in poll.poll(0))
+
+    def receive_some(self) -> list[bytes]:
+        """Read what is there; return the bodies that are whole now, [] if none."""
+        data = self._read_in_time(socket.MSG_DONTWAIT)
+        return [] if data is None else self._split(data)
+
+    def _read_in_time(self, flags: int = 0) -> bytes | None:
+        try:
+            data = self.sock.recv(READ_BYTES, flags)
+        except (BlockingIOError, TimeoutError):
+            return None
+        except StoreConnectionError:
+            raise
+        except OSError as error:
+            raise self.broken(error) from error
+        if not data:
+            raise StoreConnectionError(f"the server at {self.where} closed the connection")
+        return data
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Return the bodies that are whole now; a part of one is kept for the next time.
+
+        A long frame comes in many pieces, and is copied once it is whole.
+        """
+        buffer = self._buffer
+        bodies: list[bytes] = []
+        start = 0
+        view: bytes | bytearray = data
+        if buffer:
+            buffer += data
+            view = buffer
+        size = len(view)
+        while size - start >= 4:
+            end = start + 4 + _header(view, start)[0]
+            if end > size:
+                self._check_length(view, start)
+                break
+            bodies.append(bytes(view[start + 4 : end]))
+            start = end
+        if view is buffer:
+            del buffer[:start]
+        elif start < size:
+            self._buffer += view[start:]
+        return bodies
+
+    def _check_length(self, view: bytes | bytearray, start: int) -> None:
+        length = _header(view, start)[0]
+        if length <= p.FRAME_LIMIT:
+            return
+        head = bytes(view[start : start + 8])
+        if speaks_tls(head):
+            raise NotOurProtocolError(
+                f"the server at {self.where} speaks TLS and this client does not: give the "
+                "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
+            )
+        who = who_speaks(head) or f"it sent {head!r}, a frame of {length} bytes"
+        raise NotOurProtocolError(
+            f"what listens at {self.where} is not a Rallypoint server: {who} (limit of a frame: "
+            f"{p.FRAME_LIMIT} bytes); {ADVICE}"
+        )
+
+    def broken(self, error: OSError) -> StoreConnectionError:
+        """Return the error for a connection that broke."""
+        return StoreConnectionError(
+            f"the connection to {self.where} broke: {error.strerror or error}"
+        )
+
+    def read_timeout(self, seconds: float) -> None:
+        """Let the kernel end a read after so long (0: never); cheaper than a poll before each."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_limit(seconds))
+
+    def interrupt(self) -> None:
+        """End the connection; a reader blocked in it returns at once."""
+        with contextlib.suppress(OSError):  # not connected any more: that is what was wanted
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and free the socket."""
+        self.interrupt()
+        self.sock.close()
+
+    def abandon(self) -> None:
+        """Free this process's copy of the socket after a fork: the parent goes on with its own."""
+        self.sock.close()
+
+
+def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
+    """Connect and prove to each other that both sides know the token.
+
+    How long a read of the link may take is for the caller to set (`read_timeout`).
+
+    Of several servers it is the one that leads. A connection that is refused or breaks in the
+    handshake, or a server that says nothing (held up, or a proxy without a server behind it),
+    is tried again; what answers as something else than a server of ours is not.
+
+    Args:
+        target: which servers, and as whom.
+        deadline: until when to try.
+        once: give up after the first failed attempt (each server once) instead.
+
+    Raises StoreConnectionError (what was tried, against which addresses, for how long, what
+    each server said or what was seen last, and what to do), AuthenticationError.
+    """
+    pause, noticed = FIRST_PAUSE_SECONDS, False
+    while True:
+        try:
+            return _ask_all(target, deadline)
+        except (AuthenticationError, NotOurProtocolError):
+            raise
+        except StoreConnectionError as error:
+            last = error
+        if not noticed and deadline.elapsed() > NOTICE_SECONDS:
+            noticed = True
+            logger.warning("%s; trying for %.0f s more", last, deadline.remaining())
+        if not once:
+            pause = wait_before_next(pause, deadline)
+        if once or deadline.expired():  # an attempt without time would see less than the last one
+            raise last
+
+
+def _ask_all(target: Target, deadline: Deadline) -> Link:
+    """Ask each server once, who led last first; go at once where one that stands by sends us."""
+    route, said = target.route, dict[Place, StoreConnectionError]()
+    left = list(route.order())
+    limit = HANDSHAKE_SECONDS if len(left) == 1 else HANDSHAKE_OF_SEVERAL_SECONDS
+    while left:
+        try:
+            sock, place = connect(left, deadline)
+        except UnreachedError as error:
+            said |= _unreached(error, deadline, alone=len(left) + len(said) == 1)
+            break
+        left.remove(place)
+        try:
+            link = _attempt(sock, place, target, Deadline(deadline.capped(limit)))
+        except StoreConnectionError as error:
+            said[place] = error
+            leader = error.leader if isinstance(error, StandbyError) else None
+            if leader is not None and leader not in said:
+                left = list(dict.fromkeys((leader, *left)))
+        else:
+            route.found(place)
+            link.place = place
+            return link
+    for place in said:
+        route.failed(place)
+    raise _nobody(said, deadline)
+
+
+def _unreached(
+    error: UnreachedError, deadline: Deadline, alone: bool
+) -> dict[Place, StoreConnectionError]:
+    said: dict[Place, StoreConnectionError] = {}
+    for place, (seen, addresses) in error.errors.items():
+        text = f"{what_was_seen(seen, addresses)} ({resolved_to(addresses)})"
+        if alone:
+            text = explain_failure(place, seen, addresses, deadline)
+        said[place] = StoreConnectionError(text)
+        said[place].__cause__ = seen
+    return said
+
+
+def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> StoreConnectionError:
+    """Return the error for an attempt at all servers, none of which leads."""
+    errors = list(said.values())
+    if len(errors) == 1:
+        return errors[0]
+    final = all(isinstance(e, AuthenticationError | NotOurProtocolError) for e in errors)
+    kind = type(errors[0]) if final else StoreConnectionError
+    each = "; ".join(f"{join_place(*place)}: {error}" for place, error in said.items())
+    text = (
+        f"none of {len(said)} servers could be used after {deadline.elapsed():.1f} s: {each}. Of "
+        "several endpoints nobody hosts by itself: start `rallypoint serve --state URL` at each"
+    )
+    if any(isinstance(error, StandbyError) for error in errors):
+        return StandbyError(text, None)
+    return kind(text)
+
+
+def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
+    """Shake hands, with each of our tokens until the server knows one."""
+    keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
+    if target.token and not keys:
+        sock.close()
+        raise AuthenticationError(_not_for(target))
+    keys = keys or [None]
+    while True:
+        link = _secured(sock, place, target, limit)
+        try:
+            link.read_timeout(max(0.05, limit.remaining()))
+            shake_hands(link, target, keys[0])
+            return link
+        except UnknownTokenError:
+            link.close()
+            del keys[0]
+            if not keys:
+                raise
+            sock = _again(place, limit)
+        except BaseException:
+            link.close()
+            raise
+
+
+def _not_for(target: Target) -> str:
+    """Return what to do where no token is for what is asked for."""
+    said = f"none of this client's tokens is for run {target.run!r}"
+    names = [key.run for key in parse(current(target.token)) if key.run is not None]
+    if target.run or not names:
+        return said
+    return f"this client's token is for run {names[0]!r} alone: give --run-id {names[0]}"
+
+
+def _again(place: Place, limit: Deadline) -> socket.socket:
+    """Connect once more, for another token."""
+    try:
+        return connect([place], limit)[0]
+    except UnreachedError as error:
+        raise _unreached(error, limit, alone=True)[place] from error
+
+
+def _secured(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
+    where = join_place(*place)
+    if not target.tls.for_clients:
+        return Link(sock, where)
+    import ssl  # slow to import, and most never need it
+
+    from rallypoint.net.tls_socket import TLSSocket
+
+    try:
+        sock.settimeout(max(0.05, limit.remaining()))
+        secured = TLSSocket(sock, target.tls, place[0])
+        sock.settimeout(None)
+        return Link(secured, where, secured.binding)
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise NotOurProtocolError(
+                f"what listens at {where} does not speak TLS as this client does "
+                f"({error.reason or error}): start the server with --tls-cert, or unset "
+                "RALLYPOINT_TLS_CA here"
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, StoreConnectionError):
+            raise StoreConnectionError(f"TLS with {where}: {error}") from error
+        raise

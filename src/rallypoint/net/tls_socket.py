@@ -1,0 +1,188 @@
+"""A socket that speaks TLS, for clients.
+
+`TLSSocket` offers the few methods of a socket that a `Link` uses, over a connected one. The
+TLS state is a pair of memory buffers under a lock that is never held during input or output:
+one thread may wait in `recv` while another sends, which an `ssl.SSLSocket` does not allow.
+"""
+
+import functools
+import hashlib
+import socket
+import ssl
+import threading
+from typing import Any, Self
+
+from rallypoint.net.certificate import ends
+from rallypoint.net.tls import TLS, CertificateError, stamp, unusable
+
+READ_BYTES = 64 * 1024
+WRITE_BYTES = 256 * 1024
+
+
+def client_context(tls: TLS) -> ssl.SSLContext:
+    """Return the context of a client's next connection (ParameterError: unusable files)."""
+    return _client_context(tls, stamp(tls.ca, tls.cert, tls.key))
+
+
+@functools.lru_cache(maxsize=8)
+def _client_context(tls: TLS, _stamp: object) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.cert:
+            context.load_cert_chain(tls.cert, tls.key or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise unusable(tls, error) from error
+    return context
+
+
+def binding(certificate: bytes) -> bytes:
+    """Return what ties proofs to a server's certificate (DER); see RFC 5929, section 4."""
+    return hashlib.sha256(certificate).digest()
+
+
+class TLSSocket:
+    """TLS over a connected socket; one thread may send while another one receives.
+
+    Args:
+        sock: connected; its timeout holds for the handshake.
+        tls: our files.
+        host: the name or address that the server's certificate must be for.
+
+    Raises CertificateError (a certificate was refused, by us or by the server),
+    ssl.SSLError (the other side does not speak TLS), OSError, ParameterError.
+    """
+
+    def __init__(self, sock: socket.socket, tls: TLS, host: str) -> None:
+        self._sock = sock
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = client_context(tls)
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=host.split("%")[0])
+        self._lock = threading.Lock()
+        self._unsent = b""
+        self._taken = 0
+        self._handshake(host)
+        certificate = self._tls.getpeercert(binary_form=True) or b""
+        self.binding = binding(certificate)
+        self.certificate_ends = ends(certificate)
+
+    def _handshake(self, host: str) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._sock.sendall(self._out.read())
+                data = self._sock.recv(READ_BYTES)
+                if not data:
+                    raise ConnectionError("closed during the TLS handshake") from None
+                self._in.write(data)
+            except ssl.SSLCertVerificationError as error:
+                self._last_words()
+                raise CertificateError(
+                    f"the certificate of {host} is not accepted: {error.verify_message}; give "
+                    "the authority that signed it (RALLYPOINT_TLS_CA, tls_ca), or reach the "
+                    "server by a name that its certificate has"
+                ) from error
+            except ssl.SSLError as error:
+                raise self._explained(error) from error
+        self._sock.sendall(self._out.read())
+
+    def _last_words(self) -> None:
+        try:
+            self._sock.sendall(self._out.read())  # an alert, so that the server can say why
+        except OSError:
+            return
+
+    @staticmethod
+    def _explained(error: ssl.SSLError) -> OSError:
+        if "ALERT" in (error.reason or "") and "CERT" in (error.reason or ""):
+            return CertificateError(
+                "the server asks for a certificate of this client and refuses what it got "
+                f"({error.reason}); give RALLYPOINT_TLS_CERT and RALLYPOINT_TLS_KEY (tls_cert, "
+                "tls_key), signed by the authority that the server was started with"
+            )
+        return error
+
+    def recv(self, _size: int, flags: int = 0) -> bytes:
+        """Return all that has come, decrypted; b"" at the end. More than `_size` may be given."""
+        while True:
+            with self._lock:
+                data, ended = self._decrypted()
+            if data or ended:
+                return data
+            raw = self._sock.recv(READ_BYTES, flags)
+            with self._lock:
+                if raw:
+                    self._in.write(raw)
+                else:
+                    self._in.write_eof()
+
+    def _decrypted(self) -> tuple[bytes, bool]:
+        pieces: list[bytes] = []
+        try:
+            while self._in.pending or self._in.eof or self._tls.pending():
+                piece = self._tls.read(READ_BYTES)
+                if not piece:
+                    return b"".join(pieces), True
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            return b"".join(pieces), False
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b"".join(pieces), True
+        except ssl.SSLError as error:
+            raise self._explained(error) from error
+        return b"".join(pieces), False
+
+    def _encrypted(self, data: bytes | memoryview) -> bytes:
+        with self._lock:
+            self._tls.write(data)
+            return self._out.read()
+
+    def sendall(self, data: bytes) -> None:
+        """Encrypt and send everything."""
+        view = memoryview(data)
+        for start in range(0, len(view), WRITE_BYTES):
+            self._sock.sendall(self._encrypted(view[start : start + WRITE_BYTES]))
+
+    def send(self, data: memoryview, flags: int = 0) -> int:
+        """Encrypt and send a part; return how much of `data` is wholly sent.
+
+        When it raises BlockingIOError, the same data must be given again, as with OpenSSL.
+        """
+        if not self._unsent:
+            part = data[:WRITE_BYTES]
+            self._taken, self._unsent = len(part), self._encrypted(part)
+        while self._unsent:
+            self._unsent = self._unsent[self._sock.send(self._unsent, flags) :]
+        return self._taken
+
+    def settimeout(self, seconds: float | None) -> None:
+        """See socket.settimeout."""
+        self._sock.settimeout(seconds)
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        """See socket.setsockopt."""
+        self._sock.setsockopt(level, option, value)
+
+    def getsockname(self) -> Any:
+        """See socket.getsockname."""
+        return self._sock.getsockname()
+
+    def fileno(self) -> int:
+        """See socket.fileno."""
+        return self._sock.fileno()
+
+    def shutdown(self, how: int) -> None:
+        """End the connection below, without TLS's goodbye: our frames have their own."""
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """See socket.close."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()

@@ -1,0 +1,394 @@
+"""`DynamicRendezvousHandler`: a node's part in an elastic run, over any coordinator.
+
+The handler decides nothing. It makes this node's identity and proposal (address, free port,
+hints), asks the coordinator for the next round, and dresses the answer as the API's names.
+Between rounds it reads what the coordinator was told; that costs no request.
+"""
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+from rallypoint.core.events import Assignment, Refusal, Refused
+from rallypoint.core.state import Failure, Node
+from rallypoint.deadline import Deadline
+from rallypoint.deadline import seconds as to_seconds
+from rallypoint.errors import RendezvousError, RendezvousStateError, RendezvousTimeoutError
+from rallypoint.net.addresses import HeldPort
+from rallypoint.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeout,
+)
+from rallypoint.rendezvous.coordinator import Coordinator, Report, View
+from rallypoint.rendezvous.parameters import as_int
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
+from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.store.api import Store
+from rallypoint.store.prefix import PrefixStore
+
+
+class DynamicRendezvousHandler(RendezvousHandler):
+    """One node's part in an elastic run; every method may be called from any thread.
+
+    Args:
+        coordinator: the way to the state machine; the handler shuts it down.
+        settings: what the run shall be opened with.
+        run_id: name of the run; that of the settings if not given.
+        local_addr: this node's address as its peers reach it; found by itself if None.
+        node_rank: the rank it asks for.
+        local_world_size: workers it starts.
+        slot: the place it fills; a newcomer with the same slot replaces it.
+        topology: label whose nodes get neighbouring ranks.
+        role: name of its workers' role.
+        backend_name: what `get_backend` returns.
+        new_incarnation: open the run afresh if it is found closed at the first join.
+
+    The attribute `propose_port` takes this node's address and returns the port that is
+    proposed with it, at each join: one that is held until this node is rank 0 of a round. Whoever
+    must listen there before the round is agreed (a plug-in whose agent hosts the workers' store)
+    puts its own function in its place.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        settings: RendezvousSettings,
+        *,
+        run_id: str | None = None,
+        local_addr: str | None = None,
+        node_rank: int | None = None,
+        local_world_size: int = 1,
+        slot: str | None = None,
+        topology: str | None = None,
+        role: str = "default",
+        backend_name: str = "core",
+        new_incarnation: bool = False,
+    ) -> None:
+        self._coordinator = coordinator
+        self._settings = settings
+        self._run_id = run_id or settings.run_id
+        self._local_addr = local_addr or None
+        self._node_rank = None if node_rank is None else as_int("node_rank", node_rank, 0)
+        self._local_world_size = as_int("local_world_size", local_world_size, 1)
+        self._slot, self._topology, self._role = slot, topology, role
+        self._backend_name = backend_name
+        self._new_incarnation = new_incarnation
+        self._port = HeldPort()
+        self.propose_port: Callable[[str], int] = self._port.propose
+        self._joining = threading.Lock()  # one join at a time
+        self._host = socket.gethostname()
+        self._node_id = uuid.uuid4().hex
+        self._seat: Assignment | None = None
+        self._changed, self._waiting = threading.Condition(), 0
+        self._shut: bool | None = None
+        self._shutting = threading.Lock()
+        self._unwatch = coordinator.watch(self._on_view)
+
+    @classmethod
+    def from_coordinator(
+        cls,
+        coordinator: Coordinator,
+        settings: RendezvousSettings,
+        params: RendezvousParameters,
+        backend_name: str,
+    ) -> "DynamicRendezvousHandler":
+        """Make a handler with the hints that parameters give (slot, topology, role, ...)."""
+        return cls(
+            coordinator,
+            settings,
+            local_addr=params.local_addr,
+            node_rank=params.node_rank,
+            local_world_size=params.local_world_size,
+            slot=params.get("slot"),
+            topology=params.get("topology"),
+            role=params.get("role", "default"),
+            backend_name=backend_name,
+            new_incarnation=bool(params.get_as_bool("new_incarnation", False)),
+        )
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Store,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: float | timedelta = 5,
+        keep_alive_max_attempt: int = 3,
+        *,
+        node_rank: int | None = None,
+        local_world_size: int = 1,
+    ) -> "DynamicRendezvousHandler":
+        """Make a handler whose run lives in a backend, without a server.
+
+        Args:
+            run_id: name of the run.
+            store: shared by all nodes.
+            backend: holds the run's state.
+            min_nodes: fewest nodes of a round.
+            max_nodes: most nodes of a round.
+            local_addr: this node's address as its peers reach it.
+            timeout: join, last call, close, heartbeat.
+            keep_alive_interval: seconds or timedelta between signs of life.
+            keep_alive_max_attempt: signs of life that a lease holds.
+            node_rank: the rank this node asks for.
+            local_world_size: workers it starts.
+        """
+        from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+
+        settings = RendezvousSettings(
+            run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
+        )
+        return cls(
+            SharedCoordinator(backend, store, settings),
+            settings,
+            local_addr=local_addr,
+            node_rank=node_rank,
+            local_world_size=local_world_size,
+            backend_name=backend.name,
+        )
+
+    # -- joining --------------------------------------------------------------------------
+
+    def next_rendezvous(self, why: str = "") -> RendezvousInfo:
+        """Join, or join again, and block until a round is agreed (see the base class).
+
+        Args:
+            why: what makes this node ask again, told to the others; found by itself if empty.
+        """
+        deadline = self._deadline(self._settings.timeout.join)
+        if not self._joining.acquire(timeout=deadline.remaining()):
+            raise RendezvousTimeoutError(
+                f"run {self._run_id!r}: another thread of this handler was joining for "
+                f"{deadline.timeout:g} s (join_timeout)"
+            )
+        try:
+            seat = self._join(deadline, why)
+            self._seat, self._new_incarnation = seat, False
+            if seat.rank == 0:
+                self._port.release()
+            return self._info(seat)
+        except BaseException:
+            self._port.release()
+            raise
+        finally:
+            self._joining.release()
+
+    def _join(self, deadline: Deadline, why: str) -> Assignment:
+        view = self._coordinator.view()
+        if view.fenced is not None:
+            self._shut_out(view.fenced)
+        why = why or _why(view)
+        try:
+            return self._ask(deadline, why)
+        except RendezvousStateError:
+            fenced = self._coordinator.view().fenced
+            if fenced is None or fenced.refusal is not Refusal.FENCED:
+                raise
+            self._shut_out(fenced)  # it hears of its fencing only now; it comes again once
+            return self._ask(deadline, why)
+
+    def _shut_out(self, fenced: Refused) -> None:
+        self._seat = None
+        if fenced.refusal is Refusal.REPLACED:  # I1: of two in one place, one must give in
+            raise RendezvousStateError(
+                f"run {self._run_id!r}: {fenced.why}; a node that was replaced does not come back"
+            )
+        if fenced.refusal is Refusal.FENCED:  # L2: it comes as a newcomer
+            self._node_id = uuid.uuid4().hex
+
+    def _ask(self, deadline: Deadline, why: str) -> Assignment:
+        address = self._local_addr or self._coordinator.local_address(deadline)
+        node = Node(
+            id=self._node_id,
+            address=address,
+            port=self.propose_port(address),
+            pid=os.getpid(),
+            slot=self._slot,
+            node_rank=self._node_rank,
+            topology=self._topology,
+            local_world_size=self._local_world_size,
+            role=self._role,
+            host=self._host,
+        )
+        core = self._settings.core()
+        return self._coordinator.join(node, core, deadline, why, self._new_incarnation)
+
+    def _info(self, seat: Assignment) -> RendezvousInfo:
+        part = f"round/{seat.incarnation}.{seat.round}"
+        return RendezvousInfo(
+            PrefixStore(part, self._coordinator.store()),
+            seat.rank,
+            seat.size,
+            RendezvousStoreInfo(seat.master_addr, seat.master_port),
+            self._participants,
+            self._wait_list,
+            assignment=seat,
+        )
+
+    def _participants(self) -> tuple[Node, ...]:
+        return self._coordinator.participants(self._deadline(self._settings.timeout.close))
+
+    def _wait_list(self) -> list[Node]:
+        return [member.node for member in self.report().members if member.place == "waiting"]
+
+    # -- what is known ----------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return self._backend_name
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._run_id
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """What this node asks the run to be."""
+        return self._settings
+
+    @property
+    def node_id(self) -> str:
+        """This node's id; another one after it was fenced."""
+        return self._node_id
+
+    @property
+    def round(self) -> int:
+        """Number of the last round this node got a seat in, 0 before the first."""
+        return self._seat.round if self._seat else 0
+
+    @property
+    def incarnation(self) -> int:
+        """Incarnation of that round, 0 before the first."""
+        return self._seat.incarnation if self._seat else 0
+
+    def view(self) -> View:
+        """Return what this node was told so far; no request.
+
+        Raises:
+            RendezvousStateError: the coordinator's background thread failed.
+        """
+        view = self._coordinator.view()
+        if isinstance(view.error, RendezvousError):
+            raise view.error
+        if view.error is not None:
+            raise RendezvousStateError(
+                f"run {self._run_id!r}: the coordinator's thread failed: {view.error!r}"
+            ) from view.error
+        return view
+
+    def is_closed(self) -> bool:
+        """Return whether the run is known to be closed; no request."""
+        return self.view().closed is not None
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait for the next round; above zero: join again. No request.
+
+        Spares do not count, and a node that works in no round is told 0 (rule N1). When the
+        round is over (a node was lost, or asked for a new one), everybody waits for this
+        node: it is at least 1, so that an agent that looks at nothing else joins again.
+        """
+        view = self.view()
+        if view.opened is not None:
+            return max(1, view.waiting)
+        return view.waiting if view.assignment is not None else 0
+
+    def report(self) -> Report:
+        """Return what the run is doing (one request)."""
+        return self._coordinator.report(self._deadline(self._settings.timeout.close))
+
+    def waiting_for(self) -> Report:
+        """Return what a join waits for: the report without members and rounds (one request)."""
+        return self._coordinator.brief_report(self._deadline(self._settings.timeout.close))
+
+    def wait_for_change(self, timeout: float | timedelta, since: View | None = None) -> View:
+        """Wait until the view is not `since` any more (None: the view at the call).
+
+        Args:
+            timeout: seconds or timedelta.
+            since: the view the caller has acted on; nothing between is missed.
+
+        Returns:
+            The view now, the same as `since` if the time is up.
+        """
+        known = self.view() if since is None else since
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._coordinator.view() != known, max(0.0, to_seconds(timeout))
+                )
+            finally:
+                self._waiting -= 1
+        return self.view()
+
+    def _on_view(self, view: View) -> None:
+        if self._waiting:  # who begins to wait just now sees this view already
+            with self._changed:
+                self._changed.notify_all()
+        self._notify()
+
+    # -- going ------------------------------------------------------------------------------
+
+    def set_closed(self, why: str = "set_closed() was called") -> None:
+        """Close the run for everyone, within the close timeout."""
+        self._coordinator.close(why, self._deadline(self._settings.timeout.close))
+
+    def finish(self) -> None:
+        """Say that this node's work in its round is done; the last one closes the run."""
+        self._coordinator.finish(self._deadline(self._settings.timeout.close))
+
+    def fail(self, failure: Failure) -> None:
+        """Say that a worker failed: the round is over for all."""
+        self._coordinator.fail(failure, self._deadline(self._settings.timeout.close))
+
+    def notice(self, why: str, seconds: float | timedelta | None = None) -> None:
+        """Say that this node will leave, so that all can save before it does.
+
+        Everybody in the round, this node included, finds it in `view().notices`.
+
+        Args:
+            why: for people ("SIGTERM of the scheduler").
+            seconds: how long it still has, seconds or timedelta; None if that is not known.
+        """
+        left = seconds if seconds is None else to_seconds(seconds)
+        self._coordinator.notice(why, left, self._deadline(self._settings.timeout.close))
+
+    def leave(self, why: str = "") -> None:
+        """Go in good order; the others are told. Never closes the run (rule L3)."""
+        self._port.release()
+        self._coordinator.leave(why, self._deadline(self._settings.timeout.close))
+
+    def shutdown(self) -> bool:
+        """Leave and release everything, within the close timeout; the run goes on without us.
+
+        Returns:
+            True when the backend was shut down; the same answer when called again.
+        """
+        with self._shutting:
+            if self._shut is None:
+                self._unwatch()
+                self._port.close()
+                deadline = self._deadline(self._settings.timeout.close)
+                self._shut = self._coordinator.shutdown(deadline)
+            return self._shut
+
+    def _deadline(self, timeout: timedelta) -> Deadline:
+        return Deadline(timeout)
+
+
+def _why(view: View) -> str:
+    if view.opened is not None:
+        return view.opened.why
+    if view.assignment is not None and view.waiting:
+        return f"{view.waiting} nodes wait"
+    return ""

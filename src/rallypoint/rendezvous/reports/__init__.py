@@ -1,0 +1,1 @@
+"""What a run is doing and has been through, for people and programs."""

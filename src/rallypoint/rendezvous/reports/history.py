@@ -1,0 +1,319 @@
+"""What a run has been through: its rounds, since when things are as they are. PURE.
+
+The state holds no time, and nothing in it is older than the round before. Whoever runs the
+core (the server, `status --watch` over a shared state) tells a chronicle of each step, with
+the time on a monotonic clock of its own; what comes out are durations, never moments, so
+that no two clocks are compared.
+
+A step costs what has changed, not what there is: nothing here walks over all members. The
+memory is bounded: `ROUNDS_KEPT` rounds, and the names of `SEATS_KEPT` participants.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rallypoint.core.events import (
+    Cause,
+    Disconnected,
+    Event,
+    Exclude,
+    Fail,
+    Finish,
+    Join,
+    Leave,
+    Lost,
+    Reconnected,
+    RejoinOver,
+)
+from rallypoint.core.state import (
+    PLACES,
+    Closed,
+    NodeId,
+    Round,
+    Sealed,
+    State,
+    find,
+    round_number,
+)
+from rallypoint.rendezvous.coordinator import NoticeLine, RoundLine
+
+ROUNDS_KEPT = 64
+SEATS_KEPT = 4096
+LOST_SHOWN = 8
+FEW = 256  # nodes, of which it is not worth asking whether they are still there
+CAUSES = {
+    Cause.LEASE: "lease",
+    Cause.DISCONNECT: "disconnect",
+    Cause.DIED: "process",
+}
+
+
+@dataclass
+class Entry:
+    """One round while it is remembered; times on the clock of whoever notes."""
+
+    incarnation: int
+    number: int
+    opened_at: float
+    opened_because: str = ""
+    sealed_at: float | None = None
+    record: Round | None = None
+    size: int = 0
+    sealed_because: str = ""
+    ended_at: float | None = None
+    ended_because: str = ""
+    lost: list[str] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
+
+    def line(self, now: float) -> RoundLine:
+        """Return the round as it is told at a time."""
+        return RoundLine(
+            incarnation=self.incarnation,
+            number=self.number,
+            opened_seconds=now - self.opened_at,
+            opened_because=self.opened_because,
+            sealed_seconds=ago(now, self.sealed_at),
+            sealed_because=self.sealed_because,
+            ended_seconds=ago(now, self.ended_at),
+            ended_because=self.ended_because,
+            size=self.size,
+            lost=tuple(self.lost),
+            left=tuple(label for label in self.lost if label in self.left),
+            nodes=tuple(seat.node.label for seat in self.record.seats) if self.record else (),
+        )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A node that was lost: how, and how long after its last sign of life that was seen."""
+
+    label: str
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a step brought about, for whoever counts: rounds sealed, nodes lost."""
+
+    sealed: Entry | None = None
+    losses: tuple[Loss, ...] = ()
+
+
+class Chronicle:
+    """What one run has been through, as its host saw it."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[Entry] = deque(maxlen=ROUNDS_KEPT)
+        self.phase_at: float | None = None
+        self._named: deque[Entry] = deque()  # those of `rounds` with a record
+        self._seats = 0  # of these
+        self._since: dict[NodeId, float] = {}
+        self._cut: dict[NodeId, float] = {}
+        self._noticed: dict[NodeId, float] = {}
+
+    def note(
+        self,
+        before: State,
+        events: Sequence[Event],
+        after: State,
+        now: float,
+        heard: Callable[[NodeId], float | None] = lambda _: None,
+    ) -> Noted:
+        """Take in one step.
+
+        Args:
+            before, after: the states around it.
+            events: what was applied.
+            now: monotonic seconds.
+            heard: when a node last gave a sign of life, on the same clock.
+        """
+        self._noticed = {node: self._notice_at(node, before, after, now) for node in after.notices}
+        losses: list[Loss] = []
+        lost: list[str] = []
+        for event in events:
+            self._event(before, event, after, now, heard, losses, lost)
+        lost += _put_out(before, after)
+        if after.settings is None:
+            return Noted(None, tuple(losses))
+        changed = type(before.phase) is not type(after.phase) or _key(before) != _key(after)
+        if changed or self.phase_at is None:
+            self.phase_at = now
+        if not self.rounds or (self.rounds[-1].incarnation, self.rounds[-1].number) != _key(after):
+            self._open(before, events, after, now, lost)
+        sealed = self._ended(after, now)
+        self._forget(after)
+        return Noted(sealed, tuple(losses))
+
+    def _notice_at(self, node: NodeId, before: State, after: State, now: float) -> float:
+        """Return when a notice's seconds began; of two the one that ends sooner holds (P1)."""
+        at, known, notice = self._noticed.get(node, now), before.notices.get(node), after.notices
+        seconds = notice[node].seconds
+        if known is None or known == notice[node] or known.seconds is None or seconds is None:
+            return at if known == notice[node] else now
+        return min(now, at + known.seconds - seconds)
+
+    def _event(
+        self,
+        before: State,
+        event: Event,
+        after: State,
+        now: float,
+        heard: Callable[[NodeId], float | None],
+        losses: list[Loss],
+        lost: list[str],
+    ) -> None:
+        match event:
+            case Join(node=node):
+                if node.id not in before.candidates:
+                    self._since[node.id] = now
+            case Finish(node=gone):
+                self._since[gone] = now
+            case Disconnected(node=gone):
+                self._cut[gone] = now
+            case Reconnected(node=gone):
+                self._cut.pop(gone, None)
+            case Leave(node=gone) | Lost(node=gone):
+                member = find(before, gone)
+                if member is None or find(after, gone) is not None:
+                    return
+                lost.append(member.node.label)
+                if isinstance(event, Lost):
+                    silent_at = self._cut.pop(gone, None) or heard(gone) or now
+                    cause = CAUSES[event.cause]
+                    losses.append(Loss(member.node.label, cause, now - silent_at))
+            case RejoinOver():
+                for gone, member in before.participants.items():
+                    if find(after, gone) is None:
+                        lost.append(member.node.label)
+                        losses.append(Loss(member.node.label, "rejoin", now - self._opened(now)))
+            case _:
+                return
+
+    def _opened(self, now: float) -> float:
+        return self.rounds[-1].opened_at if self.rounds else now
+
+    def _open(
+        self, before: State, events: Sequence[Event], after: State, now: float, lost: list[str]
+    ) -> None:
+        """A new round gathers; whoever opened it has ended the one before."""
+        why = after.opening or _why_opened(before, events, after)
+        entry = self.rounds[-1] if self.rounds else None
+        if entry is not None and entry.ended_at is None:
+            going = {e.node for e in events if isinstance(e, Leave)}
+            entry.ended_at, entry.ended_because = now, why
+            entry.lost += lost[: LOST_SHOWN - len(entry.lost)]
+            entry.left = {m.node.label for n in going if (m := find(before, n)) is not None}
+        entry = Entry(*_key(after), opened_at=now, opened_because=why if entry is not None else "")
+        self.rounds.append(entry)
+
+    def _ended(self, after: State, now: float) -> Entry | None:
+        """Take in that the round is sealed, or the run closed; return what was sealed now."""
+        entry, phase = self.rounds[-1], after.phase
+        if isinstance(phase, Closed) and entry.ended_at is None:
+            entry.ended_at, entry.ended_because = now, f"{phase.by}: {phase.why}"
+        if not isinstance(phase, Sealed) or entry.sealed_at is not None:
+            return None
+        entry.sealed_at, entry.record = now, phase.record
+        entry.size, entry.sealed_because = len(phase.record.seats), phase.record.reason
+        self._keep_names(entry)
+        return entry
+
+    def _keep_names(self, entry: Entry) -> None:
+        """Keep the names of a round's participants, and let go of the oldest ones."""
+        named = self._named
+        named.append(entry)
+        self._seats += entry.size
+        while len(named) > 1 and (self._seats > SEATS_KEPT or len(named) > ROUNDS_KEPT):
+            oldest = named.popleft()
+            oldest.record = None
+            self._seats -= oldest.size
+
+    def _forget(self, after: State) -> None:
+        if len(self._since) <= FEW and len(self._cut) <= FEW:
+            return
+        live = sum(len(getattr(after, place)) for place in PLACES)
+        if len(self._since) > 2 * live + FEW:
+            self._since = {n: at for n, at in self._since.items() if find(after, n)}
+        if len(self._cut) > live + FEW:
+            self._cut = {n: at for n, at in self._cut.items() if find(after, n)}
+
+    # -- what is told -----------------------------------------------------------------------
+
+    def place_seconds(self, node: NodeId, place: str, now: float) -> float | None:
+        """Return how long a node has been in its place."""
+        entry = self.rounds[-1] if self.rounds else None
+        if entry is None:
+            return None
+        since = self._since.get(node, entry.opened_at)
+        if place == "participant":
+            at = entry.opened_at if entry.sealed_at is None else entry.sealed_at
+        elif place == "finished":
+            at = since
+        else:
+            at = max(since, entry.sealed_at or entry.opened_at)
+        return now - at
+
+    def cut_seconds(self, now: float) -> dict[NodeId, float]:
+        """Return how long the nodes whose connection is cut have been so."""
+        return {node: now - at for node, at in self._cut.items()}
+
+    def notices(self, state: State, now: float) -> tuple[NoticeLine, ...]:
+        """Return who will leave, and when."""
+        return tuple(
+            NoticeLine(n.node, n.label, n.why, n.by, n.seconds, self._left(n.node, n.seconds, now))
+            for n in state.notices.values()
+        )
+
+    def _left(self, node: NodeId, seconds: float | None, now: float) -> float | None:
+        at = self._noticed.get(node)
+        return None if seconds is None or at is None else max(0.0, at + seconds - now)
+
+    def lines(self, now: float) -> tuple[RoundLine, ...]:
+        """Return the rounds that are remembered, oldest first."""
+        return tuple(entry.line(now) for entry in self.rounds)
+
+
+def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
+    """Return why a round was opened that was sealed, too, within the same step.
+
+    The state says it only while the round gathers; then the first event that could have
+    opened it is what did.
+    """
+    if before.incarnation != after.incarnation:
+        return "the run was opened afresh"
+    for event in events:
+        match event:
+            case Join(node=node, why=why) if node.id in before.participants:
+                label, text = node.label, "asked for a new round"
+            case Leave(node=node, why=why) if member := before.participants.get(node):
+                label, text = member.node.label, "left"
+            case Lost(node=node, cause=why) if member := before.participants.get(node):
+                label, text = member.node.label, "was lost"
+            case Fail(failure=failure):
+                return f"a worker failed: {failure.label}"
+            case Exclude(by=by, why=why) if gone := _put_out(before, after):
+                label, text = gone[0], f"was excluded by {by}"
+            case _:
+                continue
+        return f"{label} {text}" + (f": {why}" if why else "")
+    return ""
+
+
+def _put_out(before: State, after: State) -> list[str]:
+    """Return the labels of live nodes that were excluded in a step."""
+    if after.exclusions is before.exclusions:
+        return []
+    new = (out for out in after.exclusions if out not in before.exclusions)
+    members = (find(before, node) for out in new for node in out.nodes if not find(after, node))
+    return [member.node.label for member in members if member is not None]
+
+
+def _key(state: State) -> tuple[int, int]:
+    return state.incarnation, round_number(state.phase)
+
+
+def ago(now: float, at: float | None) -> float | None:
+    """Return how long ago a moment was, None if there was none."""
+    return None if at is None else max(0.0, now - at)

@@ -1,0 +1,1 @@
+"""The coordinator without a server, over a `RendezvousBackend`."""

@@ -1,0 +1,98 @@
+"""One read -> advance -> compare-and-set over a backend, run again when the race is lost.
+
+Messages of a step count only once its state is stored; `Exchange.run` returns after that,
+so whoever acts on a returned step keeps the core's one ordering duty.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+from rallypoint.core import codec
+from rallypoint.core.advance import Step, advance, timers
+from rallypoint.core.events import Event
+from rallypoint.core.state import State
+from rallypoint.deadline import Deadline
+from rallypoint.errors import RendezvousStateError, RendezvousTimeoutError
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
+
+_JITTER_FIRST_SECONDS, _JITTER_MOST_SECONDS = 0.001, 0.1
+Decide = Callable[[State], Sequence[Event]]
+Pause = Callable[[float], object]
+
+
+def pause(seconds: float) -> None:
+    """Let this thread wait; simulations put their own in its place."""
+    threading.Event().wait(seconds)
+
+
+class Exchange:
+    """Exchanges with one run's state. Not thread-safe; its owner calls it under a lock.
+
+    Args:
+        backend: where the state is.
+        run_id: name of the run, for a state that has to be made.
+        pause: waits so many seconds, between two tries.
+    """
+
+    def __init__(self, backend: RendezvousBackend, run_id: str, pause: Pause = pause) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._wait = pause
+        self._known: tuple[bytes, State] | None = None  # spares decoding what has not changed
+        self.token: Token | None = None
+
+    def run(self, decide: Decide, deadline: Deadline) -> Step:
+        """Apply the events that `decide` derives from the state, and store the result.
+
+        `decide` is called again on the fresh state each time that another writer was faster.
+        Without events, or when they change nothing, nothing is written.
+
+        Raises:
+            RendezvousConnectionError, RendezvousStateError: as the backend does.
+            RendezvousTimeoutError: others were faster all the time until the deadline.
+        """
+        found = self._backend.get_state()
+        races = 0
+        while True:
+            state = self._read(found)
+            events = decide(state)
+            step = advance(state, *events) if events else _rest(state)
+            if step.state == state:
+                return step
+            written = codec.encode(step.state)
+            answer = self._backend.set_state(written, self.token)
+            if answer is not None and answer[2]:
+                self._known, self.token = (written, step.state), answer[1]
+                return step
+            found = None if answer is None else (answer[0], answer[1])
+            races += 1
+            self._pause(races, deadline)
+
+    def _read(self, found: tuple[bytes, Token] | None) -> State:
+        if found is None:
+            self._known, self.token = None, None
+            return State(run_id=self._run_id)
+        data, self.token = found
+        if self._known is None or self._known[0] != data:
+            self._known = (data, codec.decode(data))
+        state = self._known[1]
+        if state.run_id != self._run_id:
+            raise RendezvousStateError(
+                f"backend {self._backend.name} holds the state of run {state.run_id!r}, not of "
+                f"{self._run_id!r}; give each run a key or file of its own"
+            )
+        return state
+
+    def _pause(self, races: int, deadline: Deadline) -> None:
+        if deadline.expired():
+            raise RendezvousTimeoutError(
+                f"run {self._run_id!r}: {races} writes to backend {self._backend.name} lost their "
+                f"race within {deadline.timeout:g} s; the shared backends are for small jobs"
+            )
+        most = min(_JITTER_MOST_SECONDS, _JITTER_FIRST_SECONDS * 2 ** min(races, 10))
+        self._wait(deadline.capped(random.uniform(0, most)))  # noqa: S311 - jitter
+
+
+def _rest(state: State) -> Step:
+    return Step(state, (), timers(state), ())

@@ -1,0 +1,1 @@
+"""Several servers on one state: one leads, the others stand by and take over."""

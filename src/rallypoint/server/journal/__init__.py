@@ -1,0 +1,1 @@
+"""Durable state of a server: the journal contract, its homes, and the group commit."""

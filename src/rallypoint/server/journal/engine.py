@@ -1,0 +1,213 @@
+"""A journal on an engine (etcd, Redis): one write a commit, and only of who leads.
+
+The log of `segments` under `server/log/`. A commit is one conditional write: the next segment
+is not there yet, those that it takes away are as they were, and the leader's entry is ours
+(`store.election`). So a leader that was paused, or cut off, and wakes up after another one has
+begun to lead changes nothing, whatever it believes.
+
+Opening is taking the office: it ends once this process leads. Whoever stands by for longer
+(server/ha/leadership.py) does the waiting, and opens with a term that it has won already.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import Engine, Entry
+from rallypoint.engines.election import Election, Leader, NotLeadingError, Term
+from rallypoint.errors import (
+    JournalCorruptError,
+    JournalError,
+    JournalFullError,
+    JournalLostError,
+    StoreError,
+    StoreLimitError,
+    StoreValueError,
+)
+from rallypoint.net.dialer import Attempt
+from rallypoint.server.journal.contract import Journal, Opened
+from rallypoint.server.journal.log_compaction import Segments, pack, replayed, unpack
+
+OFFICE = "server"
+LOG = "server/log/"
+READ_AT_ONCE = 8  # segments; each may be large
+GIVE_UP_SECONDS = 2.0
+
+logger = logging.getLogger("rallypoint.server")
+
+
+class EngineJournal(Journal):
+    """The journal of a server that leads.
+
+    Args:
+        engine: where it is; its limits are those of reading and writing.
+        election: for the office, on this or another client of the same engine.
+        term: won already; None: `open` stands for election.
+        leader: who stands then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        election: Election,
+        term: Term | None = None,
+        leader: Leader | None = None,
+    ) -> None:
+        self.where = engine.where
+        self.writes = 0
+        self._engine, self._election = engine, election
+        self._term, self._leader = term, leader
+        self._won_here = term is None
+        self._entries: dict[int, Entry] = {}  # without their values
+        self._segments = Segments()
+        self._lock = threading.Lock()
+        self._attempt: Attempt | None = None
+        self._closed = False
+
+    def may_answer(self) -> bool:
+        """See `Journal.may_answer`."""
+        return self._election.is_safe()
+
+    # -- opening --------------------------------------------------------------------------
+
+    def open(self, deadline: Deadline) -> Opened:
+        """See `Journal.open`."""
+        with self._mapped(deadline) as limit:
+            term = self._term = self._term or self._stand(limit)
+            found = list(self._read(limit))
+            return Opened(term.epoch, replayed(found))
+
+    def _stand(self, deadline: Deadline) -> Term:
+        if self._leader is None:
+            raise JournalLostError(f"{self.where}: nobody stands for election here")
+        while True:
+            term = self._election.try_to_lead(self._leader, deadline)
+            if term is not None:
+                return term
+            present = self._election.present(deadline)
+            if deadline.expired():
+                who = "another one" if present is None else present.leader.where
+                raise JournalLostError(
+                    f"{self.where}: {who} leads, and did all of the {deadline.timeout:g} s"
+                )
+            if present is not None:
+                self._election.wait(present, deadline)
+
+    def _read(self, deadline: Deadline) -> Iterator[dict[str, bytes | None]]:
+        """Take in all segments, in their order."""
+        names = self._engine.scan(LOG, deadline)
+        for at in range(0, len(names), READ_AT_ONCE):
+            some = names[at : at + READ_AT_ONCE]
+            entries = self._engine.read(some, deadline)
+            for name in some:
+                if name not in entries:
+                    raise JournalLostError(f"{self.where}: {name} went while it was read")
+                changes = unpack(f"{self.where}: {name}", entries[name].value)
+                self._note(_number(self.where, name), changes, entries[name])
+                yield changes
+
+    def _note(self, number: int, changes: Mapping[str, bytes | None], entry: Entry) -> None:
+        self._segments.add(number, changes)
+        self._entries[number] = Entry(entry.version, b"", entry.detail)
+
+    # -- commits --------------------------------------------------------------------------
+
+    def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
+        """See `Journal.commit`: all or nothing, in one write."""
+        term = self._term
+        if term is None:
+            raise JournalLostError(f"{self.where}: this server does not lead")
+        with self._mapped(deadline) as limit:
+            if changes:
+                self._write(term, changes, limit)
+            elif not self._election.renew(term, limit):
+                raise JournalLostError(f"{self.where}: epoch {term.epoch} of this server is over")
+
+    def _write(self, term: Term, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
+        segments = self._segments
+        victims, number = segments.victims(), segments.next_number
+        merged = self._carried(victims, changes, deadline) | dict(changes)
+        names = {victim: _name(victim) for victim in victims}
+        expected = {names[victim]: self._entries[victim] for victim in victims}
+        name = _name(number)
+        commit = self._election.commit(
+            term,
+            {**expected, name: None},
+            {**dict.fromkeys(expected), name: pack(merged)},
+            deadline,
+            by=self._engine,
+        )
+        if not commit.done:
+            raise JournalLostError(
+                f"{self.where}: the log is not as this server left it: others have written to "
+                f"{', '.join(sorted(commit.present))} in epoch {term.epoch}"
+            )
+        self.writes += 1
+        self._note(number, merged, Entry(commit.version, b"", commit.details.get(name)))
+        segments.remove(victims)
+        for victim in victims:
+            del self._entries[victim]
+
+    def _carried(
+        self, victims: list[int], changes: Mapping[str, bytes | None], deadline: Deadline
+    ) -> dict[str, bytes | None]:
+        carried: dict[str, bytes | None] = {}
+        names = {_name(number): number for number in self._segments.to_read(victims)}
+        entries = self._engine.read(list(names), deadline) if names else {}
+        for name, number in names.items():
+            if name not in entries:
+                raise JournalLostError(f"{self.where}: {name} was taken away by another server")
+            found = unpack(f"{self.where}: {name}", entries[name].value)
+            carried |= self._segments.carried(number, found, changes)
+        return carried
+
+    @contextmanager
+    def _mapped(self, deadline: Deadline) -> Iterator[Deadline]:
+        """Raise the engine's errors as ours; lend a deadline that `close` calls off."""
+        with self._lock:
+            if self._closed:
+                raise JournalLostError(f"{self.where} is closed here")
+            attempt = self._attempt = Attempt(deadline.remaining())
+        try:
+            yield attempt
+        except NotLeadingError as error:
+            raise JournalLostError(str(error)) from error
+        except StoreLimitError as error:
+            raise JournalFullError(str(error)) from error
+        except StoreValueError as error:
+            raise JournalCorruptError(str(error)) from error
+        except StoreError as error:
+            if self._closed:
+                raise JournalLostError(f"{self.where} was closed here meanwhile") from error
+            raise JournalError(str(error)) from error
+
+    def close(self) -> None:
+        """See `Journal.close`; ends a call that waits for the engine.
+
+        Gives up an office that `open` has won; another one is not this object's to give up.
+        """
+        with self._lock:
+            closed, self._closed = self._closed, True
+            if self._attempt is not None:
+                self._attempt.cancel()
+        if self._won_here and self._term is not None and not closed:
+            try:
+                self._election.resign(self._term, Deadline(GIVE_UP_SECONDS))
+            except StoreError as error:
+                logger.warning("the office was not given up, and ends with its lease: %s", error)
+
+
+def _name(number: int) -> str:
+    return f"{LOG}{number:016d}"
+
+
+def _number(where: str, name: str) -> int:
+    text = name.removeprefix(LOG)
+    if not text.isdecimal():
+        raise JournalCorruptError(
+            f"{where}: {name} is no segment of a server's log: another program has written it; "
+            "give --state another prefix, or delete it"
+        )
+    return int(text)

@@ -1,0 +1,309 @@
+"""What a server stores: its runs and their spaces as entries of a journal, and back.
+
+    format                          which version of this table it is
+    run/<run>                       the core's state (core/codec.py)
+    space/<run>                     how many changes its keys have seen
+    key/<run>/<key>                 a value, or the head of a queue
+    item/<run>/<number>/<key>       one value of a queue, so that a push writes no more than it
+    client/<run>/<client, hex>      what is kept of a client: the answers of its last calls
+
+Run ids are quoted, so that `/` ends them; keys come last and are taken as they are. What a
+change writes is what it has changed; a queue's values by their numbers (store/table.py).
+
+Not stored: connections, leases and running timers (they begin anew), waiting calls and open
+groups (their callers are told nothing until then, and ask again), and answers that a client
+has acknowledged.
+
+Reading back, nothing is guessed: an entry of another kind, or one that does not decode, ends
+the start with its name.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from rallypoint.core import codec
+from rallypoint.core.state import State
+from rallypoint.errors import JournalCorruptError, RendezvousStateError
+from rallypoint.server.journal.group_commit import Scribe
+
+if TYPE_CHECKING:
+    from rallypoint.server.runs import RunHost
+    from rallypoint.server.store_host import Client, Space
+
+FORMAT_NAME = "format"
+FORMAT = b"rallypoint server 1"
+
+Changes = dict[str, bytes | None]
+T = TypeVar("T")
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what is stored."""
+
+
+class Value(_Entry, frozen=True, tag=1):
+    """A key's value."""
+
+    version: int
+    value: bytes
+
+
+class Head(_Entry, frozen=True, tag=2):
+    """A queue: its values have the numbers from `first` to before `end`."""
+
+    version: int
+    first: int
+    end: int
+
+
+class Kept(_Entry, frozen=True):
+    """A client: number of its record and the epoch that made it, its answers by call."""
+
+    since: int
+    record: int
+    results: dict[int, bytes]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_key_decoder = msgspec.msgpack.Decoder(Value | Head)
+_kept_decoder = msgspec.msgpack.Decoder(Kept)
+_count_decoder = msgspec.msgpack.Decoder(int)
+
+
+class RunPart:
+    """Stores a run; a `scribe.Source`.
+
+    Args:
+        host: of the run.
+    """
+
+    def __init__(self, host: "RunHost") -> None:
+        self._host = host
+        self._name = f"run/{quote(host.state.run_id, safe='')}"
+
+    def unsaved(self) -> Changes:
+        """See `scribe.Source`."""
+        return {self._name: codec.encode(self._host.state)}
+
+    def gone(self) -> Changes:
+        """Return the entries to delete with the run."""
+        return {self._name: None}
+
+
+class SpacePart:
+    """Stores a space; a `scribe.Source`.
+
+    Args:
+        run_id: whose it is.
+        space: of the run.
+        scribe: which is told when it has changed.
+    """
+
+    def __init__(self, run_id: str, space: "Space", scribe: Scribe) -> None:
+        self._space, self._scribe = space, scribe
+        name = quote(run_id, safe="")
+        self._space_name = f"space/{name}"
+        self._keys, self._items, self._clients = f"key/{name}/", f"item/{name}/", f"client/{name}/"
+        self._queues: dict[str, tuple[int, int]] = {}  # numbers of the values that are stored
+        self._count = 0  # of the changes that are stored
+        self.clients: dict[bytes, None] = {}  # whose records have changed
+        space.keys.unsaved = {}
+
+    @property
+    def trouble(self) -> str:
+        """See `spaces.SpaceNotes`."""
+        return self._scribe.trouble
+
+    def mark(self) -> None:
+        """See `spaces.SpaceNotes`."""
+        self._scribe.mark(self)
+
+    def unsaved(self) -> Changes:
+        """See `scribe.Source`."""
+        space, changes = self._space, Changes()
+        keys, space.keys.unsaved = space.keys.unsaved or {}, {}
+        for key in keys:
+            self._key(key, changes)
+        clients, self.clients = self.clients, {}
+        for client_id in clients:
+            changes[f"{self._clients}{client_id.hex()}"] = _kept(space.clients.get(client_id))
+        if space.keys.changes != self._count:
+            self._count = space.keys.changes
+            changes[self._space_name] = _encode(self._count)
+        return changes
+
+    def _key(self, key: str, changes: Changes) -> None:
+        found = self._space.keys.entry(key)
+        stored = self._queues.pop(key, (0, 0))
+        left = range(stored[1], stored[1])  # numbers of the values that stay
+        if found is None:
+            changes[self._keys + key] = None
+        elif isinstance(found[1], bytes):
+            changes[self._keys + key] = _encode(Value(found[0], found[1]))
+        else:
+            left = self._queue(key, found[0], found[1], found[2], stored[1], changes)
+        for number in range(stored[0], min(stored[1], left.start)):
+            changes[f"{self._items}{number}/{key}"] = None
+
+    def _queue(
+        self,
+        key: str,
+        version: int,
+        values: deque[bytes],
+        first: int,
+        stored: int,
+        changes: Changes,
+    ) -> range:
+        """Note a queue of which the values before number `stored` are written."""
+        end = first + len(values)
+        changes[self._keys + key] = _encode(Head(version, first, end))
+        unwritten = range(end - 1, max(stored, first) - 1, -1)
+        for number, value in zip(unwritten, reversed(values), strict=False):
+            changes[f"{self._items}{number}/{key}"] = value
+        self._queues[key] = (first, end)
+        return range(first, end)
+
+    def read_back(self, stored: "StoredSpace") -> None:
+        """Take note of what is stored already."""
+        self._count = stored.changes
+        for key, (_version, value, first) in stored.keys.items():
+            if not isinstance(value, bytes):
+                self._queues[key] = (first, first + len(value))
+
+    def gone(self) -> Changes:
+        """Return the entries to delete with the space."""
+        space, changes = self._space, Changes()
+        changes[self._space_name] = None
+        for key in {*space.keys.names(), *(space.keys.unsaved or ())}:
+            changes[self._keys + key] = None
+        for key, (low, high) in self._queues.items():
+            changes |= {f"{self._items}{number}/{key}": None for number in range(low, high)}
+        for client_id in {*space.clients, *self.clients}:
+            changes[f"{self._clients}{client_id.hex()}"] = None
+        return changes
+
+
+class Rest:
+    """Single entries: the format, and those of runs and spaces that are let go of, to delete."""
+
+    def __init__(self) -> None:
+        self._changes: Changes = {}
+
+    def add(self, changes: Mapping[str, bytes | None]) -> None:
+        """Let these entries be written."""
+        self._changes |= changes
+
+    def unsaved(self) -> Changes:
+        """See `scribe.Source`."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+
+def _kept(client: "Client | None") -> bytes | None:
+    return None if client is None else _encode(Kept(client.since, client.record, client.results))
+
+
+# -- reading back -----------------------------------------------------------------------------
+
+
+class StoredSpace:
+    """What is stored of a space."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.keys: dict[str, tuple[int, bytes | deque[bytes], int]] = {}
+        self.clients: dict[bytes, Kept] = {}
+
+
+class Stored:
+    """What a server finds in its journal.
+
+    Args:
+        where: the journal, for people.
+        entries: all of it.
+
+    Raises JournalCorruptError when something does not fit.
+    """
+
+    def __init__(self, where: str, entries: Mapping[str, bytes]) -> None:
+        self._where = where
+        self.is_new = not entries
+        self.runs: dict[str, State] = {}
+        self.spaces: defaultdict[str, StoredSpace] = defaultdict(StoredSpace)
+        if entries and entries.get(FORMAT_NAME) != FORMAT:
+            raise JournalCorruptError(
+                f"{where}: its format is {entries.get(FORMAT_NAME, b'not given')!r}, and this "
+                f"version of rallypoint knows {FORMAT!r}: use the version that wrote it, or "
+                "another place"
+            )
+        items: defaultdict[tuple[str, str], dict[int, bytes]] = defaultdict(dict)
+        heads: list[tuple[str, str, str, Head]] = []
+        for name, value in entries.items():
+            kind, _, rest = name.partition("/")
+            quoted, _, last = rest.partition("/")
+            run_id = unquote(quoted)
+            match kind:
+                case "run":
+                    self.runs[run_id] = self._state(name, run_id, value)
+                case "space":
+                    self.spaces[run_id].changes = self._decoded(name, _count_decoder, value)
+                case "key":
+                    found = self._decoded(name, _key_decoder, value)
+                    if isinstance(found, Head):
+                        heads.append((name, run_id, last, found))
+                    else:
+                        self.spaces[run_id].keys[last] = (found.version, found.value, 0)
+                case "item":
+                    number, _, key = last.partition("/")
+                    items[run_id, key][self._number(name, number)] = value
+                case "client":
+                    kept = self._decoded(name, _kept_decoder, value)
+                    self.spaces[run_id].clients[self._bytes(name, last)] = kept
+                case _ if name != FORMAT_NAME:
+                    raise self._unfit(name, "no entry of that kind is known")
+        for name, run_id, key, head in heads:
+            numbered = items.pop((run_id, key), {})
+            if sorted(numbered) != list(range(head.first, head.end)):
+                raise self._unfit(name, f"{len(numbered)} values are there of {head}")
+            values = deque(numbered[number] for number in sorted(numbered))
+            self.spaces[run_id].keys[key] = (head.version, values, head.first)
+        if items:
+            (run_id, key), _ = items.popitem()
+            raise self._unfit(f"key/{run_id}/{key}", "values of a queue without their head")
+
+    def _state(self, name: str, run_id: str, value: bytes) -> State:
+        try:
+            state = codec.decode(value)
+        except RendezvousStateError as error:
+            raise self._unfit(name, str(error)) from error
+        if state.run_id != run_id:
+            raise self._unfit(name, f"it holds the state of run {state.run_id!r}")
+        return state
+
+    def _decoded(self, name: str, decoder: "msgspec.msgpack.Decoder[T]", value: bytes) -> T:
+        try:
+            return decoder.decode(value)
+        except msgspec.DecodeError as error:
+            raise self._unfit(name, str(error)) from error
+
+    def _number(self, name: str, text: str) -> int:
+        if not text.isdecimal():
+            raise self._unfit(name, f"{text!r} is no number")
+        return int(text)
+
+    def _bytes(self, name: str, text: str) -> bytes:
+        try:
+            return bytes.fromhex(text)
+        except ValueError as error:
+            raise self._unfit(name, str(error)) from error
+
+    def _unfit(self, name: str, seen: str) -> JournalCorruptError:
+        run_id = unquote(name.partition("/")[2].partition("/")[0])
+        return JournalCorruptError(
+            f"{self._where}: the entry {name!r} of run {run_id!r} cannot be used: {seen}; put "
+            "back a copy, or start with another place (its runs must then be started again)"
+        )

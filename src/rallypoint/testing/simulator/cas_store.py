@@ -1,0 +1,114 @@
+"""A simulated compare-and-set store, and each node's way to it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.errors import RallypointError, RendezvousConnectionError
+from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
+from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.virtual_clock import Process
+
+if TYPE_CHECKING:
+    from rallypoint.testing.simulator.world import World
+
+ACCESS_SECONDS = 0.004
+SLICE_SECONDS = 0.02
+
+
+class Killed(BaseException):
+    """The process that waits has died: its call never returns."""
+
+
+class Cell:
+    """One state behind compare-and-set.
+
+    Args:
+        world: its time and network.
+        stored: called with each state that was written.
+    """
+
+    def __init__(self, world: "World", stored: Callable[[bytes], None]) -> None:
+        self.world = world
+        self.data: bytes | None = None
+        self.version = 0
+        self._stored = stored
+
+    def compare_and_set(self, data: bytes, token: Token | None) -> bool:
+        """Write if the token is the present one; at one moment."""
+        if (token or 0) != self.version:
+            return False
+        self.data, self.version = data, self.version + 1
+        self._stored(data)
+        return True
+
+
+class NodeBackend(RendezvousBackend):
+    """One node's way to the cell.
+
+    Args:
+        cell: what all share.
+        process: whose way it is.
+    """
+
+    def __init__(self, cell: Cell, process: Process) -> None:
+        self._cell = cell
+        self._process = process
+
+    @property
+    def name(self) -> str:
+        """See the contract."""
+        return "simulated"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """See the contract."""
+        self._reach()
+        found = None if self._cell.data is None else (self._cell.data, self._cell.version)
+        self._answer()
+        return found
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """See the contract."""
+        self._reach()
+        done = self._cell.compare_and_set(state, token)
+        data, version = self._cell.data, self._cell.version
+        self._answer()
+        return None if data is None else (data, version, done)
+
+    def _reach(self) -> None:
+        self.wait(self._cell.world.clockwork.random.random() * ACCESS_SECONDS)
+        if self._is_cut("up"):
+            raise RendezvousConnectionError("the store is out of reach")
+
+    def _answer(self) -> None:
+        self.wait(self._cell.world.clockwork.random.random() * ACCESS_SECONDS)
+        if self._is_cut("down"):
+            raise RendezvousConnectionError("the store's answer did not come")
+
+    def _is_cut(self, way: str) -> bool:
+        world, me = self._cell.world, self._process.name
+        pair = (me, "store") if way == "up" else ("store", me)
+        store = world.server.process
+        return world.network.is_blocked(*pair) or (store is not None and store.paused)
+
+    def wait(self, seconds: float) -> None:
+        """Let the world go on without this node."""
+        process = self._process
+        self._others_for(seconds * process.slowness)
+        while process.paused and process.alive:  # a fault has stopped it meanwhile
+            self._others_for(SLICE_SECONDS)
+        if not process.alive:
+            raise Killed
+
+    def _others_for(self, seconds: float) -> None:
+        """Let others act; this node's callbacks wait, also once a fault of it is over."""
+        self._process.pause()
+        self._others_until(self._cell.world.clockwork.now + seconds)
+        self._process.go_on()
+
+    def _others_until(self, end: float) -> None:
+        try:
+            self._cell.world.clockwork.run_until(end)
+        except RallypointError as error:  # another's: it must not look like an answer to this one
+            raise Violation(type(error).__name__, f"nobody took {error!r}") from error

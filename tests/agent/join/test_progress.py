@@ -1,0 +1,130 @@
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rallypoint.agent.join import progress
+from rallypoint.agent.join.progress import Waiting
+from rallypoint.agent.reporting import report
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.testing.clock import ManualClock
+
+
+def told(reason: str) -> Report:
+    return Report("run", "gathering", 1, 1, reason)
+
+
+class Lines:
+    """Takes lines; waits until there are so many."""
+
+    def __init__(self, count: int) -> None:
+        self.lines: list[str] = []
+        self._count = count
+        self._all = threading.Event()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        if len(self.lines) == self._count:
+            self._all.set()
+
+    def wait(self) -> list[str]:
+        assert self._all.wait(10)
+        return self.lines[: self._count]
+
+
+def answers(*reasons: str | Exception) -> Callable[[], Report | None]:
+    rest = iter(reasons)
+
+    def ask() -> Report | None:
+        answer = next(rest, "more")
+        if isinstance(answer, Exception):
+            raise answer
+        return told(answer)
+
+    return ask
+
+
+def test_waiting_is_told_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVALS_SECONDS", (0.001, 0.002))
+    lines = Lines(3)
+    shown = Waiting(answers("1 of 2 nodes", RuntimeError("gone"), "2 of 2 nodes"), 600.0, lines)
+    shown.start()
+    found = lines.wait()
+    shown.stop()
+    assert found[0].startswith("1 of 2 nodes; join ends in 9 min 5")
+    assert found[1] == "cannot ask what is being waited for: gone"
+    assert found[2].startswith("2 of 2 nodes; join ends in")
+
+
+def test_a_live_line_asks_seldom_and_counts_on(manual_clock: ManualClock) -> None:
+    asked: list[int] = []
+
+    def ask() -> Report:
+        asked.append(1)
+        return told(f"answer {len(asked)}")
+
+    shown = Waiting(ask, 30.0, show=lambda _line: None, clock=manual_clock)
+    lines = []
+    for _ in range(8):
+        lines.append(shown.line())
+        manual_clock.advance(1.0)
+    assert lines[:2] == ["answer 1; join ends in 30 s", "answer 1; join ends in 29 s"]
+    assert lines[5] == "answer 2; join ends in 25 s"
+    assert len(asked) == 2
+
+
+def test_a_live_line_changes_and_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LIVE_SECONDS", 0.001)
+    lines = Lines(5)
+    shown = Waiting(answers("1 of 2"), 600.0, pytest.fail, lines)
+    shown.start()
+    lines.wait()
+    shown.stop()
+    assert lines.lines[-1] == ""
+
+
+def test_a_live_line_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    for text in ("1 of 2", "1 of 2 nodes", "x" * 100, ""):
+        progress.live_line(text)
+    shown = ["", "rallypoint: 1 of 2", "1 of 2 nodes", "x" * 19, ""]
+    assert capsys.readouterr().out.split(report.CLEAR_LINE) == shown
+
+
+def test_nothing_is_told_where_nothing_can_be_known() -> None:
+    assert Waiting(lambda: None, 600.0, pytest.fail).line() == ""
+
+
+def test_the_doctor_looks_once_when_a_join_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EXAMINE_SECONDS", 0.001)
+    for look, line in ((lambda: "doctor: x", "doctor: x"), (fails, "the doctor failed: ")):
+        lines = Lines(1)
+        shown = Waiting(lambda: None, 600.0, lines, examine=look)
+        shown.start()
+        (found,) = lines.wait()
+        shown.stop()
+        assert found.startswith(line)
+
+
+def fails() -> str:
+    raise OSError("no network")
+
+
+def test_the_doctor_is_silent_when_the_join_was_quick() -> None:
+    looked = threading.Event()
+
+    def look() -> str:
+        looked.set()
+        return ""
+
+    shown = Waiting(lambda: None, 600.0, pytest.fail, examine=look)
+    shown.start()
+    shown.stop()
+    assert not looked.is_set()
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    return ManualClock()

@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+
+import pytest
+
+import rallypoint
+from rallypoint.agent.policy import events as e
+from rallypoint.agent.policy.decisions import AgentState, begin, decide
+from rallypoint.agent.reporting import records
+from rallypoint.agent.reporting.records import Kind
+from rallypoint.core.events import Assignment
+from rallypoint.core.state import Verdict
+
+SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "h", 1, 0, "all came")
+CRASHED = Assignment(1, 3, 0, 1, 0, 1, 0, 1, "h", 1, 2, "x", 1)
+SEALED = e.Sealed(SEAT)
+OPENED = e.RoundOpened(1, 2, "node-c was lost", ("node-c",))
+
+
+def kinds(*events: e.Event) -> list[Kind]:
+    """Return what is told of the last of several events."""
+    decision = begin(AgentState("node-a", 1))
+    for event in events:
+        decision = decide(decision.state, event)
+    return [kind for kind, _why, _data in records.told(events[-1], decision)]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([SEALED], [Kind.SEALED, Kind.STARTED]),
+        ([SEALED, OPENED], [Kind.LOST, Kind.RESTART, Kind.STOPPING]),
+        ([SEALED, OPENED, OPENED], []),  # an echo
+        ([SEALED, OPENED, e.WorkersStopped()], [Kind.STOPPED, Kind.JOIN]),
+        (
+            [SEALED, e.WorkerExited(1, 0, 0)],
+            [Kind.WORKER_EXITED, Kind.FINISH, Kind.LEAVE, Kind.EXIT],
+        ),
+        (
+            [SEALED, e.WorkerHung(1, 0, 9, 61.0)],
+            [Kind.WORKER_HUNG, Kind.WORKER_FAILED, Kind.STOPPING],
+        ),
+        ([SEALED, e.Fenced("silent")], [Kind.FENCED, Kind.STOPPING]),
+        (
+            [SEALED, e.RunClosed(1, "b", "why", Verdict.CLOSED)],
+            [Kind.CLOSED, Kind.STOPPING],
+        ),
+        ([SEALED, e.SignalToPassOn("SIGUSR1", 10)], [Kind.SIGNAL]),
+        (
+            [SEALED, e.PreemptSignal("SIGUSR2", 12)],
+            [Kind.SIGNAL, Kind.ASKED_TO_SAVE, Kind.NOTICE],
+        ),
+        (
+            [SEALED, e.PreemptSignal("SIGUSR2", 12), e.WorkersSaved(1, 7)],
+            [Kind.SAVED, Kind.STOPPING, Kind.LEAVE],
+        ),
+        ([e.Signal("SIGTERM", 15)], [Kind.SIGNAL, Kind.LEAVE, Kind.EXIT]),
+        ([e.AgentFailed("oh")], [Kind.ERROR, Kind.LEAVE, Kind.EXIT]),
+        ([e.JoinFailed(e.JoinError.TIMEOUT, "1 of 2")], [Kind.JOIN_FAILED, Kind.EXIT]),
+        ([e.Sealed(CRASHED)], [Kind.SEALED, Kind.BACKOFF]),
+    ],
+)  # fmt: skip
+def test_what_is_told(events: list[e.Event], expected: list[Kind]) -> None:
+    assert kinds(*events) == expected
+
+
+def test_the_schema_that_is_shipped_is_current() -> None:
+    path = Path(rallypoint.__file__).parent / "schemas" / "event.v1.json"
+    assert json.loads(path.read_text("utf-8")) == records.json_schema()
+
+
+def test_newcomers_that_wait_are_told() -> None:
+    assert kinds(SEALED, e.NodesWaiting(2))[0] is Kind.WAITING
+
+
+def test_the_beginning_is_told_without_an_event() -> None:
+    told = records.told(None, begin(AgentState("node-a", 1)))
+    assert [kind for kind, _why, _data in told] == [Kind.JOIN]
+
+
+def test_a_seat_comes_with_a_round_only() -> None:
+    assert records.seat_of(SEALED) is SEAT
+    assert records.seat_of(OPENED) is None
+    assert records.seat_of(None) is None

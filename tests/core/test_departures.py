@@ -1,0 +1,245 @@
+"""Going, rule by rule (L1 to L3, E1): leaves, losses, cut connections, fences."""
+
+import pytest
+from tests.core.builders import Drive, a_settings, refusal, sealed, unchanged
+
+from rallypoint.core.annotations import Aspect, Strike
+from rallypoint.core.events import (
+    Beat,
+    Cause,
+    Disconnected,
+    Event,
+    Leave,
+    Lost,
+    Notify,
+    Reconnected,
+    Refusal,
+    Refused,
+    RoundOpened,
+    WaitingChanged,
+)
+from rallypoint.core.state import Gathering, find
+
+# -- B1, H1: failures that a loss explains ----------------------------------------------
+
+
+def test_b1_h1_failures_are_not_counted_for_workers_that_lost_a_peer() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.fail("node1")
+    run.rejoin("node1", "node2", "node3")
+    run.fail("node1")
+    counted = (run.state.restarts, run.state.failing, len(run.state.strikes))
+    assert counted == (2, 2, 2)
+    run.lose("node3")
+    assert (run.state.restarts, run.state.failing) == (1, 1)
+    assert run.state.strikes == (Strike(Aspect.ADDRESS, "node1", 1),)
+    run.lose("node2")  # given back once
+    assert (run.state.restarts, run.state.failing, len(run.state.strikes)) == (1, 1, 1)
+
+
+def test_p1_whoever_goes_takes_its_notice_along_without_a_new_round_too() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3")
+    run.do(Notify("node3", "spot machine"))
+    run.leave("node3")
+    assert (run.phase, run.number, run.state.notices) == ("Sealed", 1, {})
+    run.lose("node2")
+    run.do(Notify("node1", "spot machine"))
+    run.lose("node1")
+    assert (run.phase, run.state.notices) == ("Gathering", {})
+
+
+def test_b1_one_that_leaves_explains_nothing() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.fail("node1")
+    run.leave("node3")
+    assert (run.state.restarts, run.state.failing, len(run.state.strikes)) == (1, 1, 1)
+
+
+# -- L1, L2, L3: going --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_l1_a_loss_opens_the_next_round_and_names_who_was_lost(cause: Cause) -> None:
+    run = sealed("node1", "node2", "node3")
+    run.do(*([Disconnected("node3")] if cause is Cause.DISCONNECT else []))
+    step = run.lose("node3", cause)
+    why = f"node3 pid 3 was lost: {cause.value}"
+    assert step.state.phase == Gathering(round=2, lost=True, former=3)
+    assert run.sent("node1") == run.sent("node2") == [RoundOpened(1, 2, why, ("node3 pid 3",))]
+    fenced = Refused(Refusal.FENCED, f"node3 pid 3: {cause.value}", 1, 1)
+    assert run.sent("node3") == [fenced]
+    assert step.reason == (
+        f"round 2 opens: {why}; 0 of at least 2 nodes have joined round 2 (opened because {why}); "
+        "waiting for node1 pid 1, node2 pid 2 to join again (rejoin_timeout=60 s)"
+    )
+
+
+def test_l1_the_last_participant_is_lost() -> None:
+    run = sealed("node1", least=1, most=1)
+    run.lose("node1")
+    assert (run.places(), run.step.timers) == ({}, ())
+    assert run.kinds("node1") == ["Refused"]
+
+
+@pytest.mark.parametrize("why", ["", "SIGTERM"])
+@pytest.mark.cases("C1")
+def test_c1_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
+    run = sealed("node1", "node2", "node3", least=1)
+    run.leave("node1", why)
+    text = "node1 pid 1 left" + (": SIGTERM" if why else "")
+    assert run.sent("node2") == [RoundOpened(1, 2, text, ("node1 pid 1",))]
+    assert run.sent("node1") == []
+    assert run.state.fenced == {}
+    run.rejoin("node2", "node3")
+    assert sorted(run.ranks()) == ["node2", "node3"]
+    run.join("node1b")  # and it may come back
+    assert run.places()["waiting"] == ["node1b"]
+
+
+@pytest.mark.cases("C9")
+def test_c9_l3_when_all_leave_the_run_is_still_open() -> None:
+    run = sealed("node1", "node2")
+    run.leave("node1", "ValueError")
+    run.leave("node2", "ValueError")
+    assert run.phase == "Gathering"
+    run.join("node3", "node4")
+    run.last_call_over()
+    assert run.ranks() == ["node3", "node4"]
+
+
+def test_l1_a_late_lapse_changes_nothing() -> None:
+    run = sealed("node1", "node2")
+    run.do(Beat("node2"))
+    unchanged(run, Lost("node2", Cause.LEASE, beats=0))
+    run.lose("node2", beats=1)
+    assert run.number == 2
+
+
+def test_l1_a_beat_is_counted_in_every_place() -> None:
+    run = sealed("node1", "node2", most=2)
+    run.join("node3")
+    run.finish("node2")
+    run.do(Beat("node1"), Beat("node2"), Beat("node3"), Beat("node3"), Beat("nobody"))
+    beats = [member.beats for n in ("node1", "node2", "node3") if (member := find(run.state, n))]
+    assert beats == [1, 1, 2]
+    run.rejoin("node1")
+    member = find(run.state, "node1")
+    assert member is not None
+    assert member.beats == 1  # or a lapse seen before could kill it
+
+
+def test_l1_a_cut_connection_that_comes_back_changes_nothing_else() -> None:
+    run = sealed("node1", "node2")
+    before = run.state
+    step = run.do(Disconnected("node1"))
+    assert (step.messages, step.timers) == ((), ())
+    member = find(step.state, "node1")
+    assert member is not None
+    assert not member.connected
+    unchanged(run, Disconnected("node1"))
+    assert run.do(Reconnected("node1")).state == before
+    unchanged(run, Reconnected("node1"), Disconnected("nobody"), Reconnected("nobody"))
+
+
+@pytest.mark.parametrize("place", ["candidates", "participants", "waiting", "rejoining"])
+def test_l1_joining_again_over_another_connection_marks_it_connected(place: str) -> None:
+    run = Drive(2, 3) if place == "candidates" else sealed("node1", "node2")
+    if place in ("candidates", "waiting"):
+        run.join("node3")
+    name = "node3" if place in ("candidates", "waiting") else "node1"
+    run.do(Disconnected(name))
+    if place == "rejoining":
+        run.rejoin(name)
+    else:
+        run.join(name)
+    member = find(run.state, name)
+    assert member is not None
+    assert member.connected
+
+
+@pytest.mark.parametrize("place", ["candidates", "participants", "waiting", "spares", "finished"])
+@pytest.mark.parametrize("cause", list(Cause))
+@pytest.mark.parametrize("cut", [False, True])
+def test_l1_a_grace_that_ends_too_late_changes_nothing(place: str, cause: Cause, cut: bool) -> None:
+    if place == "candidates":
+        run = Drive(2, 3)
+        run.join("node1")
+    else:
+        run = sealed("node1", "node2", most=2 if place == "spares" else 3)
+    if place in ("waiting", "spares"):
+        run.join("node3")
+    if place == "finished":
+        run.finish("node1")
+    gone = "node3" if place in ("waiting", "spares") else "node1"
+    assert gone in run.places()[place]
+    run.do(Disconnected(gone), *([] if cut else [Reconnected(gone)]))
+    if cause is Cause.DISCONNECT and not cut:
+        unchanged(run, Lost(gone, cause))
+    else:
+        run.lose(gone, cause)
+        assert set(run.state.fenced) == {gone}
+
+
+def test_l1_losing_one_that_waits_is_told_as_a_count() -> None:
+    run = sealed("node1", "node2")
+    run.join("node3", "node4")
+    run.lose("node3")
+    assert run.sent("node1") == [WaitingChanged(1, 1, 1)]
+    assert run.number == 1
+
+
+@pytest.mark.parametrize("place", ["spares", "finished"])
+def test_l1_losing_one_that_does_not_work_disturbs_nobody(place: str) -> None:
+    run = sealed("node1", "node2", most=2)
+    run.join("node3")
+    run.finish("node2")
+    gone = {"spares": "node3", "finished": "node2"}[place]
+    run.lose(gone)
+    assert [send.to for send in run.step.messages] == [(gone,)]
+    assert run.phase == "Sealed"
+
+
+def test_l2_a_fenced_node_is_told_before_anything_else() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.lose("node3")
+    before = run.state
+    for after in (0, 1):
+        run.join("node3", after=after, settings=a_settings(9, 9))
+        assert refusal(run, "node3").refusal is Refusal.FENCED
+        assert refusal(run, "node3").why == "node3 pid 3: its lease lapsed"
+        assert run.state == before
+    run.close()
+    run.join("node3")
+    assert refusal(run, "node3").refusal is Refusal.FENCED
+
+
+@pytest.mark.cases("C2")
+@pytest.mark.parametrize("noticed", [False, True], ids=["in-time", "after-the-loss"])
+def test_c2_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
+    run = sealed("node1", "node2", "node3")
+    run.lose("node3")
+    if noticed:
+        run.rejoin("node1", "node2")
+    run.join("node3b")
+    run.rejoin("node1", "node2")
+    assert run.ranks() == ["node1", "node2", "node3b"]
+
+
+@pytest.mark.parametrize(("after", "incarnation"), [(1, 1), (1, 0), (0, 7), (3, 2)])
+def test_l2_e1_one_that_speaks_of_what_is_not_known_is_fenced(after: int, incarnation: int) -> None:
+    run = sealed("node1", "node2")
+    before = run.state
+    run.join("ghost", after=after, incarnation=incarnation)
+    assert refusal(run, "ghost").refusal is Refusal.FENCED
+    assert refusal(run, "ghost").why == (
+        f"it speaks of incarnation {incarnation}, round {after}, "
+        "in which it is not known here any more"
+    )
+    assert run.state == before
+
+
+@pytest.mark.parametrize("event", [Leave("nobody"), Lost("nobody", Cause.DIED)])
+def test_l1_a_stranger_that_goes_changes_nothing(event: Event) -> None:
+    run = sealed("node1", "node2")
+    unchanged(run, event)

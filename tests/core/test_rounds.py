@@ -1,0 +1,508 @@
+"""Opening, sealing and closing: who gets a seat (S1, S2), who is parked (N1), what is told."""
+
+import pytest
+from tests.core.builders import Drive, a_failure, a_node, a_settings, sealed, unchanged
+
+from rallypoint.core.codec import decode, encode
+from rallypoint.core.events import (
+    Cause,
+    Disconnected,
+    Event,
+    LastCallOver,
+    Parked,
+    Reconnected,
+    ReplacementWaitOver,
+    RoundSealed,
+    RunClosed,
+    WaitingChanged,
+)
+from rallypoint.core.mutable_state import Draft
+from rallypoint.core.rounds import (
+    close_run,
+    end_waiting,
+    open_round,
+    park,
+    seal,
+    settle,
+    standing_as,
+)
+from rallypoint.core.state import (
+    Closed,
+    Gathering,
+    LastCall,
+    Member,
+    Sealed,
+    Standing,
+    State,
+    Verdict,
+)
+
+
+def test_s1_those_who_wait_and_spares_are_candidates_without_asking_again() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3", "node4")
+    run.lose("node1")
+    assert run.places() == {"participants": ["node2"], "candidates": ["node3", "node4"]}
+    standings = {n: m.standing for n, m in run.state.candidates.items()}
+    assert standings == {"node3": Standing.WAITING, "node4": Standing.NEW}
+    run.rejoin("node2")
+    assert sorted(run.ranks()) == ["node2", "node3", "node4"]
+
+
+@pytest.mark.cases("E4")
+def test_e4_s2_spares_that_are_there_first_push_out_no_member() -> None:
+    run = sealed("node1", "node2", "node3", least=2, most=3)
+    run.join("spare1", "spare2", "spare3")
+    run.fail("node1")
+    assert run.phase == "Gathering"  # three candidates would do, but the seats are held
+    run.rejoin("node1", "node2", "node3")
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.places()["spares"] == ["spare1", "spare2", "spare3"]
+    assert [run.kinds(f"spare{i}") for i in (1, 2, 3)] == [["Parked"]] * 3
+
+
+def test_s2_members_then_those_waiting_then_spares_each_in_order_of_arrival() -> None:
+    run = sealed("node1", "node2", "node3", least=1, most=5)
+    run.join("wait1", "wait2", "spare1", "spare2")
+    assert run.places()["spares"] == ["spare1", "spare2"]
+    run.lose("node1")
+    run.rejoin("node2", "node3")
+    assert sorted(run.ranks()) == ["node2", "node3", "spare1", "wait1", "wait2"]
+    assert run.places()["spares"] == ["spare2"]
+
+
+def test_s2_the_order_of_arrival_survives_storing_the_state() -> None:
+    run = sealed("n1", "n2", least=2, most=4)
+    for name in ("z", "y", "x"):
+        run.join(name)
+        run.state = decode(encode(run.state))  # sorts the places by id
+    arrivals = {
+        n: m.arrival for p in ("waiting", "spares") for n, m in getattr(run.state, p).items()
+    }
+    assert arrivals == {"z": 3, "y": 4, "x": 5}
+    run.rejoin("n1", "n2")
+    assert sorted(run.ranks()) == ["n1", "n2", "y", "z"]
+    assert run.places()["spares"] == ["x"]
+
+
+def test_s2_a_newcomer_while_gathering_comes_after_spares_that_came_before() -> None:
+    run = sealed("node1", "node2", least=1, most=2)
+    run.join("spare")
+    run.lose("node1")
+    run.join("new")
+    run.rejoin("node2")
+    assert sorted(run.ranks()) == ["node2", "spare"]
+    assert run.places()["spares"] == ["new"]
+
+
+def test_j3_s2_a_full_round_waits_for_the_seats_that_are_held() -> None:
+    run = sealed("node1", "node2", least=1, most=2)
+    run.join("a", "b")
+    run.rejoin("node1")
+    assert len(run.state.candidates) == 3
+    assert run.phase == "Gathering"
+
+
+def test_n1_at_sealing_left_over_nodes_are_told_their_place() -> None:
+    run = sealed("node1", "node2", least=2, most=2)
+    run.join("s1", "s2")
+    run.lose("node2")
+    run.rejoin("node1")
+    assert run.sent("s2") == [Parked(1, 2, True, "round 2 has all the 2 nodes wanted")]
+    assert run.sent("s1") == [RoundSealed(run.record)]
+    assert run.step.reason.startswith("round 2 sealed with 2 nodes: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "waiting", "spares"),
+    [
+        (2, [], ["node3", "node4", "node5", "node6"]),
+        (3, ["node3"], ["node4", "node5", "node6"]),
+        (4, ["node3", "node4"], ["node5", "node6"]),
+        (None, ["node3", "node4", "node5"], ["node6"]),
+    ],
+)
+def test_n1_room_is_measured_by_the_goal(
+    target: int | None, waiting: list[str], spares: list[str]
+) -> None:
+    run = Drive(2, 5, target_nodes=target)
+    run.join("node1", "node2")
+    if run.phase == "LastCall":
+        run.last_call_over()
+    run.join("node3", "node4", "node5", "node6")
+    assert run.places() == {
+        "participants": ["node1", "node2"],
+        **({"waiting": waiting} if waiting else {}),
+        "spares": spares,
+    }
+    run.rejoin("node1", "node2")
+    assert len(run.record.seats) == (target or 5)
+    assert sorted(run.ranks()) == ["node1", "node2", *waiting]
+    assert "waiting" not in run.places()
+
+
+def test_j3_e3_no_more_seats_than_the_goal_even_where_max_has_room() -> None:
+    run = Drive(2, 6, target_nodes=3)
+    run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4)))  # the fourth comes in the same batch
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.places()["spares"] == ["node4"]
+    run.lose("node1")
+    run.join("node5")
+    run.rejoin("node2", "node3")
+    assert run.ranks() == ["node4", "node2", "node3"]
+    assert run.record.reason == "3 of the 3 nodes wanted have come"  # not four
+    assert run.sent("node5") == [Parked(1, 2, True, "round 2 has all the 3 nodes wanted")]
+
+
+def test_j3_a_target_below_min_nodes_is_raised_to_it() -> None:
+    run = Drive(3, 5, target_nodes=1)  # our own settings refuse this, another client may not
+    run.join("node1", "node2")
+    assert run.phase == "Gathering"
+    run.join("node3")
+    assert run.ranks() == ["node1", "node2", "node3"]
+
+
+# -- N1: the first spare waits where one that waited is gone --------------------------------------
+
+
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_n1_the_first_spare_waits_for_one_that_is_gone(how: str) -> None:
+    run = sealed("node1", "node2", most=4)
+    run.join("z3", "y4", "x5", "w6")
+    run.state = decode(encode(run.state))  # sorts the places by id; arrival decides
+    step = run.leave("z3") if how == "leave" else run.lose("z3")
+    assert (run.places()["waiting"], run.places()["spares"]) == (["x5", "y4"], ["w6"])
+    why = "round 1 is at work with 2 nodes; the next one has room"
+    assert run.sent("x5") == [Parked(1, 1, False, why)]
+    assert run.sent("node1") == run.sent("node2") == [WaitingChanged(1, 1, 2)]
+    assert [run.sent(n) for n in ("y4", "w6")] == [[], []]
+    gone = "z3 pid 3 left" if how == "leave" else "z3 pid 3 was lost: its lease lapsed"
+    assert step.reason.startswith(f"{gone}; x5 pid 5 waits: {why}; round 1 is at work")
+
+
+def test_n1_without_spares_there_is_one_less_to_wait() -> None:
+    run = sealed("node1", "node2", most=4)
+    run.join("node3", "node4")
+    run.leave("node3")
+    assert [s.message for s in run.step.messages] == [WaitingChanged(1, 1, 1)]
+    assert run.places()["waiting"] == ["node4"]
+
+
+@pytest.mark.parametrize("gone", ["spare4", "spare5"])
+def test_n1_a_spare_that_goes_moves_nobody(gone: str) -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3", "spare4", "spare5")
+    run.leave(gone)
+    assert run.places()["waiting"] == ["node3"]
+    assert run.step.messages == ()
+
+
+def test_n1_f1_in_a_round_that_is_ending_no_spare_waits() -> None:
+    run = sealed("node1", "node2", most=3)
+    run.join("node3", "spare4")
+    run.finish("node1")
+    run.leave("node3")
+    assert "waiting" not in run.places()
+    assert run.places()["spares"] == ["spare4"]
+
+
+# -- nothing is sealed while a candidate's connection is cut --------------------------------------
+
+
+def nearly(rule: str) -> tuple[Drive, Event]:
+    """Return a run that lacks one event to be sealed, and that event."""
+    if rule == "J3":
+        run = Drive(2, 3)
+        run.join("node1", "node2")
+        return run, run.joining("node3")
+    if rule == "J4":
+        run = Drive(2, 3)
+        run.join("node1", "node2")
+        return run, LastCallOver(1, 1, 1)
+    run = sealed("node1", "node2", "node3", "node4", replacement_seconds=5)
+    run.lose("node4")
+    run.rejoin("node1", "node2")
+    if rule == "J5":
+        run.replacement_over()
+        return run, run.joining("node3", after=1, incarnation=1)
+    run.rejoin("node3")
+    return run, ReplacementWaitOver(1, 2)
+
+
+RULES = ["J3", "J4", "J5", "J5 after the wait"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("end", ["reconnected", "joined again", "lost"])
+def test_no_round_is_sealed_while_a_candidate_is_cut(rule: str, end: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node2"))
+    step = run.do(last)
+    assert run.phase in ("Gathering", "LastCall")
+    # the host's grace is all that is waited for; a last call not yet over goes on if it is lost
+    assert step.timers == ((LastCallOver(1, 1, 1),) if rule == "J3" else ())
+    assert step.reason.endswith(
+        "; waiting for node2 pid 2, whose connection is cut (disconnect_grace=1 s)"
+    )
+    if end == "reconnected":
+        run.do(Reconnected("node2"))
+    elif end == "joined again":
+        run.join("node2")
+    else:
+        run.lose("node2", Cause.DISCONNECT)
+    if end == "lost" and rule in ("J3", "J4"):  # as if it had never come
+        assert run.phase == ("LastCall" if rule == "J3" else "Gathering")
+        assert "node2" not in run.places()["candidates"]
+    else:
+        assert ("node2" in run.ranks()) is (end != "lost")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_cut_connection_that_is_back_before_delays_nothing(rule: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node2"), Reconnected("node2"), last)
+    assert "node2" in run.ranks()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_cut_candidates_must_be_back(rule: str) -> None:
+    run, last = nearly(rule)
+    run.do(Disconnected("node1"), Disconnected("node2"), last)
+    run.do(Reconnected("node1"))
+    assert run.phase != "Sealed"
+    run.do(Reconnected("node2"))
+    assert run.phase == "Sealed"
+
+
+def test_a_last_call_that_is_over_goes_on_with_another_when_too_few_are_left() -> None:
+    run, last = nearly("J4")
+    run.do(Disconnected("node2"))
+    run.do(last)
+    phases = [run.state.phase]
+    unchanged(run, last)
+    phases.append(run.lose("node2", Cause.DISCONNECT).state.phase)
+    phases.append(run.join("node4").state.phase)
+    assert phases == [LastCall(1, 1, over=True), Gathering(round=1), LastCall(1, 2)]
+    assert run.step.timers == (LastCallOver(1, 1, 2),)
+
+
+def test_a_last_call_that_is_over_seals_with_who_came_meanwhile() -> None:
+    run, last = nearly("J4")
+    run.settings = a_settings(2, 3)
+    run.do(Disconnected("node2"))
+    run.do(last)
+    run.join("node3")
+    assert run.phase == "LastCall"  # full, and one of them cut
+    run.do(Reconnected("node2"))
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.record.reason == "3 of the 3 nodes wanted have come"
+
+
+def test_a_cut_spare_delays_the_round_that_it_would_be_left_out_of() -> None:
+    run = sealed("node1", "node2", most=2)
+    run.join("spare")
+    run.do(Disconnected("spare"))
+    run.rejoin("node1", "node2")
+    assert run.phase == "Gathering"
+    run.lose("spare", Cause.DISCONNECT)
+    assert run.ranks() == ["node1", "node2"]
+
+
+@pytest.mark.parametrize("place", ["participants", "finished"])
+def test_who_is_no_candidate_delays_by_being_cut_nothing_but_its_own_return(place: str) -> None:
+    run = sealed("node1", "node2", "node3")
+    if place == "finished":
+        run.finish("node3")
+    run.do(Disconnected("node3"))
+    run.rejoin("node1", "node2")
+    if place == "participants":
+        assert run.step.reason.endswith("node3 pid 3 to join again (rejoin_timeout=60 s)")
+        run.rejoin("node3")
+    assert run.number == len(run.told) == 2
+
+
+@pytest.mark.cases("C6")
+def test_c6_e1_rank_0_leaves_and_the_next_round_has_another_address() -> None:
+    run = sealed("node1", "node2", "node3")
+    first = run.record
+    assert (first.master_addr, first.master_port) == ("node1", 20_001)
+    run.leave("node1")
+    run.rejoin("node2", "node3")
+    second = run.record
+    assert second.master_addr in ("node2", "node3")
+    assert first.master_addr == "node1"  # the old record is what it was
+
+
+def test_e1_everybody_is_told_one_and_the_same_record() -> None:
+    run = sealed("node1", "node2", "node3", most=3)
+    (send,) = (s for s in run.step.messages if isinstance(s.message, RoundSealed))
+    assert sorted(send.to) == ["node1", "node2", "node3"]
+    assert send.message == RoundSealed(run.record)
+
+
+def test_j2_a_later_last_call_that_falls_below_min_is_gathering_again() -> None:
+    run = sealed("a1", "a2")
+    run.join("b1", "b2")
+    run.lose("a1")
+    run.lose("a2")
+    assert run.phase == "LastCall"
+    assert run.leave("b1").state.phase == Gathering(round=2)
+
+
+# -- the functions by themselves ------------------------------------------------------------------
+
+
+def draft_of(run: Drive) -> Draft:
+    return Draft(run.state)
+
+
+def test_nothing_can_be_sealed_before_the_run_is_opened() -> None:
+    d = Draft(State(run_id="demo"))
+    settle(d)
+    seal(d, "because")
+    park(d, Member(node=a_node("node1"), arrival=1))
+    assert d.freeze() == State(run_id="demo")
+    assert d.messages == []
+
+
+def test_park_is_for_sealed_rounds() -> None:
+    run = Drive(2, 4)
+    run.join("node1")
+    d = draft_of(run)
+    park(d, Member(node=a_node("node2"), arrival=2))
+    assert d.freeze() == run.state
+
+
+def test_settle_leaves_sealed_and_closed_alone() -> None:
+    run = sealed("node1", "node2")
+    d = draft_of(run)
+    settle(d)
+    assert d.freeze() == run.state
+    run.close()
+    d = draft_of(run)
+    settle(d)
+    assert d.freeze() == run.state
+
+
+def test_standing_as_changes_the_claim_and_nothing_else() -> None:
+    member = Member(
+        node=a_node("node1"), arrival=3, rank=2, standing=Standing.NEW, beats=4, connected=False
+    )
+    assert standing_as(member, Standing.WAITING, None) == Member(
+        node=member.node,
+        arrival=3,
+        rank=None,
+        standing=Standing.WAITING,
+        beats=4,
+        connected=False,
+    )
+
+
+def test_open_round_counts_the_former_participants() -> None:
+    run = sealed("node1", "node2", "node3")
+    d = draft_of(run)
+    d.take("node3")
+    open_round(d, "because", lost=("node3",))
+    assert d.phase == Gathering(round=2, lost=True, former=3)
+    d = draft_of(run)
+    open_round(d, "because")
+    assert d.phase == Gathering(round=2, lost=False, former=3)
+    assert d.note == "round 2 opens: because"
+
+
+def test_f1_end_waiting_tells_those_who_wait_and_those_who_work() -> None:
+    run = sealed("node1", "node2")
+    run.join("node3")
+    d = draft_of(run)
+    phase = d.phase
+    assert isinstance(phase, Sealed)
+    d.phase = Sealed(phase.record, frozenset({"node1"}))
+    end_waiting(d)
+    assert (list(d.spares), d.waiting) == (["node3"], {})
+    assert d.messages[-1].message == WaitingChanged(1, 1, 0)
+    d.messages.clear()
+    end_waiting(d)
+    assert d.messages == []
+
+
+def test_b1_a_spent_budget_closes_the_run_with_the_last_failure_and_the_first_of_its_row() -> None:
+    run = sealed("node1", "node2", least=1, max_restarts=1)
+    run.fail("node1", a_failure("node1", code=3))
+    run.rejoin("node1", "node2")
+    run.fail("node2", a_failure("node2", code=4, at="noon"))
+    run.rejoin("node1")
+    assert run.phase == "Gathering"  # nothing is judged while node2 is missing
+    run.rejoin("node2")
+    why = (
+        "a worker failed and max_restarts=1 is used up: rank 0 (local 0) on node2: exit code 4 "
+        "at noon; the first of 2 such rounds in a row, round 1: rank 0 (local 0) on node1: "
+        "exit code 3"
+    )
+    assert run.state.phase == Closed(3, "node2", "noon", why, Verdict.BUDGET)
+    assert (run.state.restarts, run.state.failing) == (1, 0)
+
+
+def test_b1_the_only_failure_is_told_once() -> None:
+    run = sealed("node1", "node2", max_restarts=0)
+    run.fail("node1")
+    run.rejoin("node1", "node2")
+    assert isinstance(run.state.phase, Closed)
+    assert run.state.phase.why == (
+        "a worker failed and max_restarts=0 is used up: rank 0 (local 0) on node1: exit code 1"
+    )
+
+
+def test_c1_close_run_tells_everyone_and_only_once() -> None:
+    run = sealed("node1", "node2")
+    run.join("node3")
+    d = draft_of(run)
+    close_run(d, "alice", "noon", "enough", Verdict.CLOSED)
+    assert d.phase == Closed(1, "alice", "noon", "enough")
+    assert d.is_empty()
+    (send,) = d.messages
+    assert send.to == ("node1", "node2", "node3")
+    assert send.message == RunClosed(1, 1, "alice", "noon", "enough", Verdict.CLOSED)
+    close_run(d, "bob", "later", "me too", Verdict.CLOSED)
+    assert len(d.messages) == 1
+
+
+def test_seal_forgets_why_the_round_was_opened() -> None:
+    d = Draft(State(run_id="demo", settings=a_settings(1, 1), opening="x", phase=LastCall(1, 1)))
+    d.put(d.candidates, Member(node=a_node("node1"), arrival=1))
+    seal(d, "y")
+    assert (d.opening, d.note) == ("", "round 1 sealed with 1 node: y")
+    assert d.participants["node1"].standing is Standing.MEMBER
+
+
+def test_f1_a_run_that_has_finished_tells_of_no_failures() -> None:
+    run = sealed("n1", "n2")
+    run.fail("n1")
+    run.rejoin("n1", "n2")
+    run.finish("n1", "n2")
+    (told,) = run.sent("n1")
+    assert isinstance(told, RunClosed)
+    assert told.failures == ()
+
+
+def test_c1_the_reason_says_who_closed_the_run() -> None:
+    assert sealed("n1", "n2").close().reason.startswith("closed by alice: enough; ")
+
+
+def test_j4_the_end_of_a_last_call_is_said_even_if_a_cut_connection_holds_it_up() -> None:
+    run = Drive(2, 4)
+    run.join("n1", "n2")
+    run.do(Disconnected("n2"))
+    assert run.last_call_over().reason.startswith("the last call is over; ")
+
+
+def test_j5_the_shortest_replacement_wait_is_one() -> None:
+    run = sealed("n1", "n2", "n3", replacement_seconds=0.5)
+    run.lose("n3")
+    run.rejoin("n1", "n2")
+    assert isinstance(run.state.phase, Gathering)
+
+
+def test_j3_a_round_of_one_is_sealed_by_the_only_node() -> None:
+    run = sealed("node1", least=1, most=1)
+    why = "the only node wanted has come; round 1 is at work with 1 node"
+    assert run.step.reason.endswith(f": {why}")

@@ -1,0 +1,97 @@
+"""Errors of Redis told apart, with a client that fails as it is told."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import exceptions
+
+from rallypoint.deadline import Deadline
+from rallypoint.engines.redis import client
+from rallypoint.engines.redis.client import Link
+from rallypoint.engines.url import parse_engine_url
+from rallypoint.errors import AuthenticationError, StoreConnectionError, StoreError, StoreLimitError
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    url = "redis://me:hidden@nowhere:1/x?timeout=1"
+    link = Link(parse_engine_url(url, "redis", 6379, frozenset(("db", "timeout")), {}))
+    yield link
+    link.close()
+
+
+def failing(*errors: Exception) -> Any:
+    left = list(errors)
+
+    def function(_: Any) -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.ConnectionError("reset"),
+        exceptions.TimeoutError("slow"),
+        exceptions.BusyLoadingError("loading"),
+        exceptions.ReadOnlyError("a replica now"),
+        exceptions.MasterDownError("down"),
+    ],
+)
+def test_what_passes_is_tried_again(link: Link, error: Exception) -> None:
+    assert link.call(failing(error, error), Deadline(5)) == "done"
+    with pytest.raises(StoreConnectionError, match=f"1 tries in 0.0 s; the last one: {error}"):
+        link.call(failing(error), Deadline(0))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (exceptions.AuthenticationError("WRONGPASS"), AuthenticationError, "user 'me'"),
+        (exceptions.AuthorizationError("x"), StoreError, "x"),
+        (exceptions.NoPermissionError("this user"), AuthenticationError, "PASSWORD_FILE"),
+        (exceptions.OutOfMemoryError("OOM"), StoreLimitError, "full .*maxmemory"),
+        (exceptions.ResponseError("WRONGTYPE"), StoreError, "WRONGTYPE"),
+    ],
+)
+def test_what_stays_is_told_at_once(
+    link: Link, error: Exception, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as caught:
+        link.call(failing(error), Deadline(60))
+    assert "hidden" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(("kept", "warnings"), [(0, 2), (1, 1)])
+def test_a_redis_that_forgets_is_told_of(
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kept: int,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr(client, "_NOTED", set())
+    monkeypatch.setattr(link.client, "info", lambda _: {"aof_enabled": kept})
+    with caplog.at_level(logging.WARNING):
+        link.note()
+    assert len(caplog.records) == warnings
+    assert ("a restart of Redis forgets all runs" in caplog.text) is not bool(kept)
+
+
+def test_an_unknown_memory_policy_is_no_failure(
+    link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "_NOTED", set())
+    refused = failing(exceptions.NoPermissionError("info"))
+    monkeypatch.setattr(link.client, "info", refused)
+    with caplog.at_level(logging.INFO):
+        link.note()
+        link.note()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "hidden" not in caplog.text

@@ -1,0 +1,112 @@
+"""URLs of engines: what they say, what the environment adds, and what nobody may see."""
+
+from pathlib import Path
+
+import pytest
+
+from rallypoint.engines.url import EngineAddress, parse_engine_url, redacted, with_timeout
+from rallypoint.errors import ParameterError
+
+ALLOWED = frozenset(("timeout",))
+
+
+def parse(url: str, **environ: str) -> EngineAddress:
+    return parse_engine_url(url, "etcd", 2379, ALLOWED, environ)
+
+
+def test_all_parts() -> None:
+    found = parse("etcds://me:pa%40ss%2Fword@h1:1,[::1]:2,h3/jobs/a?ca=/ca.pem&timeout=2.5")
+    assert found.tls
+    assert found.hosts == (("h1", 1), ("::1", 2), ("h3", 2379))
+    assert (found.user, found.password, found.prefix) == ("me", "pa@ss/word", "jobs/a")
+    assert found.options == {"ca": "/ca.pem", "timeout": "2.5"}
+    assert found.seconds("timeout", 9) == 2.5
+    assert str(found) == "etcds://h1:1,[::1]:2,h3:2379/jobs/a"
+
+
+def test_the_shortest() -> None:
+    found = parse("h1")
+    assert (found.tls, found.hosts, found.prefix) == (False, (("h1", 2379),), "rallypoint")
+    assert found.seconds("timeout", 9) == 9
+    assert found.ssl_context() is None
+
+
+def test_the_environment_fills_in(tmp_path: Path) -> None:
+    environ = {
+        "RALLYPOINT_ETCD_USER": "me",
+        "RALLYPOINT_ETCD_PASSWORD": "one",
+        "RALLYPOINT_ETCD_CA": "/ca.pem",
+    }
+    found = parse("etcds://h", **environ)
+    assert (found.user, found.password, found.options["ca"]) == ("me", "one", "/ca.pem")
+    (tmp_path / "p").write_text("two\n")
+    environ["RALLYPOINT_ETCD_PASSWORD_FILE"] = str(tmp_path / "p")
+    assert parse("h", **environ).password == "two"
+    found = parse("etcd://you:three@h?ca=other", **environ)
+    assert (found.user, found.password, found.options["ca"]) == ("you", "three", "other")
+    environ["RALLYPOINT_ETCD_PASSWORD_FILE"] = str(tmp_path / "missing")
+    with pytest.raises(ParameterError, match=r"RALLYPOINT_ETCD_PASSWORD_FILE=.*missing"):
+        parse("h", **environ)
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("redis://h", "the scheme is 'redis'"),
+        ("etcd://", "a host is missing"),
+        ("etcd://h1,,h2", "a host is missing"),
+        ("etcd://h:0", "no number of 1 to 65535"),
+        ("etcd://h:x", "no number"),
+        ("etcd://[::1", "no address"),
+        ("etcd://[::1]x", "no address"),
+        ("etcd://h?nonsense=1", r"unknown options \['nonsense'\]; known are ca, cert, key, time"),
+    ],
+)
+def test_what_is_wrong_is_named(url: str, what: str) -> None:
+    with pytest.raises(ParameterError, match=what) as caught:
+        parse(url)
+    assert "allowed is etcd[s]://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["etcd://u:hidden@h:0", "redis://u:hidden@h", "etcd://u:hid/hidden@h?x=1"]
+)
+def test_a_password_is_in_no_error(url: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse(url)
+    assert "hidden" not in str(caught.value)
+    assert "***@h" in str(caught.value)
+
+
+def test_a_password_is_in_no_text() -> None:
+    found = parse("etcd://u:hidden@h")
+    assert "hidden" not in repr(found) + str(found)
+    assert redacted("etcd://u:hid@den@h/x") == "etcd://***@h/x"
+    assert redacted("h:1") == "h:1"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "nan"])
+def test_a_duration_must_be_one(text: str) -> None:
+    with pytest.raises(ParameterError, match=f"timeout='{text}'"):
+        parse(f"h?timeout={text}").seconds("timeout", 1)
+
+
+def test_tls_files_are_named(tmp_path: Path) -> None:
+    assert parse("etcds://h").ssl_context() is not None
+    (tmp_path / "bad").write_text("no certificate")
+    for options in (f"ca={tmp_path}/bad", f"cert={tmp_path}/bad&key=/k"):
+        with pytest.raises(ParameterError, match=f"{tmp_path}/bad"):
+            parse(f"etcds://u:hidden@h?{options}").ssl_context()
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("etcd://a", "etcd://a?timeout=2"),
+        ("etcd://a/p?timeout=9&ca=/x%20y", "etcd://a/p?timeout=3&ca=%2Fx+y"),
+        ("etcd://a?timeout=1", "etcd://a?timeout=1"),
+        ("etcd://a?timeout=soon", "etcd://a?timeout=soon"),
+    ],
+)
+def test_a_timeout_can_be_capped(url: str, wanted: str) -> None:
+    assert with_timeout(url, default=2.0, most=3.0) == wanted

@@ -1,0 +1,53 @@
+"""The end of a certificate, read from its bytes."""
+
+import random
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.certificates import make_certificates
+
+from rallypoint.net.certificate import ends
+
+
+def test_as_openssl_says(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    for path in (files.ca, files.cert):
+        command = [
+            "openssl",
+            "x509",
+            "-enddate",
+            "-dateopt",
+            "iso_8601",
+            "-noout",
+            "-in",
+            str(path),
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        found = ends(ssl.PEM_cert_to_DER_cert(path.read_text()))
+        assert said.stdout.strip() == f"notAfter={found}Z"
+
+
+def test_years_beyond_2049(tmp_path: Path) -> None:
+    path = tmp_path / "far.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-keyout", str(tmp_path / "key"), "-subj", "/CN=x", "-days", "20000"]
+    subprocess.run([*command, "-out", str(path)], check=True, capture_output=True, timeout=20)
+    assert ends(ssl.PEM_cert_to_DER_cert(path.read_text())) > "2050"
+
+
+def test_bytes_that_are_none_are_a_value_error(tmp_path: Path) -> None:
+    der = ssl.PEM_cert_to_DER_cert(make_certificates(tmp_path).cert.read_text())
+    rng = random.Random(1)
+    for cut in range(0, len(der), 7):
+        with pytest.raises(ValueError, match="certificate"):
+            ends(der[:cut])
+    for _ in range(2000):
+        broken = bytearray(der)
+        for _ in range(3):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        try:
+            ends(bytes(broken))
+        except ValueError:
+            continue

@@ -1,0 +1,86 @@
+"""A join's time: it runs, but not while the node is parked and told so."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from rallypoint.core.events import Parked
+from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.join_timeout import wait_for_seat
+
+T = TypeVar("T")
+PARKED = View(parked=Parked(1, 1, spare=True, why="full"))
+SHORT_SECONDS = 0.01
+LONG_SECONDS = 20.0
+
+
+class Scripted(threading.Condition):
+    """A condition whose waits are answered by a script instead of by time."""
+
+    def __init__(self, *steps: Callable[[], None]) -> None:
+        super().__init__()
+        self.steps = list(steps)
+        self.limits: list[float | None] = []
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        self.limits.append(timeout)
+        if not predicate() and self.steps:
+            self.steps.pop(0)()
+        return predicate()
+
+
+class Node:
+    """What a node was told, and whether its join is decided."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.done = view, False
+
+    def seat(self) -> None:
+        self.done = True
+
+    def tell(self, view: View) -> Callable[[], None]:
+        def step() -> None:
+            self.view = view
+
+        return step
+
+
+def test_without_an_answer_its_time_ends() -> None:
+    node, changed = Node(View()), threading.Condition()
+    with changed:
+        assert not wait_for_seat(
+            changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS)
+        )
+
+
+def test_an_answer_ends_the_wait() -> None:
+    node = Node(View())
+    changed = Scripted(node.seat)
+    assert wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(LONG_SECONDS))
+    assert len(changed.limits) == 1
+
+
+def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> None:
+    node = Node(PARKED)
+    changed = Scripted(lambda: None, node.tell(View()), lambda: None)
+    deadline = Deadline(SHORT_SECONDS)
+    assert not wait_for_seat(changed, lambda: node.view, lambda: node.done, deadline)
+    first, parked, again = changed.limits
+    assert first is not None
+    assert first <= SHORT_SECONDS
+    assert parked == threading.TIMEOUT_MAX
+    assert again is not None
+    assert SHORT_SECONDS / 2 < again <= SHORT_SECONDS
+
+
+def test_a_parked_node_is_seated_in_the_end() -> None:
+    node = Node(PARKED)
+    changed = Scripted(lambda: None, node.seat)
+    assert wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS))
+
+
+def test_while_the_coordinator_is_away_the_time_runs() -> None:
+    node = Node(View(parked=PARKED.parked, connected=False))
+    changed = Scripted(lambda: None)
+    assert not wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS))

@@ -1,0 +1,279 @@
+"""Servers that take over: one leads, the next one goes on where it was, and nothing is lost."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import make_certificates
+from tests.server.in_turn import InTurn
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import (
+    AuthenticationError,
+    JournalCorruptError,
+    JournalError,
+    StoreConnectionError,
+)
+from rallypoint.net.connection import Target
+from rallypoint.net.endpoints import parse_places
+from rallypoint.net.tls import TLS
+from rallypoint.rendezvous.client.coordinator import create_handler
+from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.server.ha import failover as module
+from rallypoint.server.ha.failover import State, advertised
+from rallypoint.server.journal.engine import LOG
+from rallypoint.server.options import Options
+from rallypoint.server.server import bind
+from rallypoint.store.tcp import TCPStore
+from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.store_handles import in_thread
+
+Start = Callable[..., InTurn]
+
+
+@pytest.fixture(name="engine")
+def _engine() -> MemoryEngine:
+    return MemoryEngine()
+
+
+@pytest.fixture(name="start")
+def _start(engine: MemoryEngine) -> Iterator[Start]:
+    started: list[InTurn] = []
+
+    def start(name: str, **options: Any) -> InTurn:
+        started.append(InTurn(options.pop("engine", engine), name, **options))
+        return started[-1]
+
+    yield start
+    failures = [each.stop() for each in started]
+    assert failures == [None] * len(started) or any(
+        isinstance(failure, JournalError) for failure in failures
+    )
+
+
+@pytest.fixture(name="pair")
+def _pair(start: Start) -> tuple[InTurn, InTurn]:
+    first = start("a")
+    first.leads()
+    second = start("b")
+    second.stands_by()
+    return first, second
+
+
+def store_at(*servers: InTurn) -> TCPStore:
+    places = parse_places(",".join(server.where for server in servers))
+    return TCPStore.at(Target.at(places, "run"), 20)
+
+
+def test_who_stands_by_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) -> None:
+    first, second = pair
+    with store_at(second) as store:
+        store.set("key", b"value")
+        assert store.target.route.leader == parse_places(first.where)[0]
+    assert first.servers[-1].role.startswith("leads, in epoch ")
+    assert second.servers[-1].role == f"stands by; {first.where} leads, in epoch 1"
+
+
+def test_the_next_one_goes_on_where_the_last_one_was(pair: tuple[InTurn, InTurn]) -> None:
+    first, second = pair
+    with store_at(first, second) as store:
+        store.set("key", b"value")
+        assert [store.add("count", 1) for _ in range(3)] == [1, 2, 3]
+        waits = in_thread(store.get, "later", 20)
+        before = first.servers[-1].epoch
+        first.stop()
+        assert second.leads().epoch > before
+        assert store.get("key", 20) == b"value"
+        assert store.add("count", 1) == 4
+        store.set("later", b"now")
+        assert waits.result(20) == b"now"
+
+
+def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
+    first, second = pair
+    config = {"join": 20, "last_call": 0.1, "close": 5}
+    handlers = [
+        create_handler(
+            RendezvousParameters(
+                "core", f"{first.where},{second.where}", "job", 2, 2, config=dict(config)
+            )
+        )
+        for _ in range(2)
+    ]
+    joins = [in_thread(handler.next_rendezvous) for handler in handlers]
+    seats = sorted(join.result(20).rank for join in joins)
+    before = [handler.view().assignment for handler in handlers]
+    views: list[Any] = []
+    for handler in handlers:
+        handler.on_change(lambda handler=handler: views.append(handler.view()))  # type: ignore[misc]
+    first.stop()
+    second.leads()
+    for handler in handlers:
+        deadline = Deadline(20)
+        while not handler.view().connected and not deadline.expired():
+            handler.wait_for_change(deadline.remaining(), handler.view())
+        assert handler.report().phase == "sealed"
+    assert seats == [0, 1]
+    assert [handler.view().assignment for handler in handlers] == before
+    assert all(view.fenced is None and view.closed is None for view in views)
+    for handler in handlers:
+        handler.shutdown()
+
+
+def test_who_has_lost_the_office_answers_nobody(
+    pair: tuple[InTurn, InTurn], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pair
+    with store_at(first, second) as store:
+        assert store.add("count", 1) == 1
+        for number in range(2, 5):
+            leader = first if first.servers[-1].keeper is not None else second
+            before = leader.servers[-1]
+            leader.oust()
+            assert store.add("count", 1) == number
+            leader.until(lambda server, before=before: server is not before)  # type: ignore[misc]
+            assert not before.connections
+    said = [record.message for record in caplog.records]
+    assert any(text.startswith("this server stands by: ") for text in said)
+    assert not any(text.startswith("this server ends") for text in said)  # it is told once
+
+
+@pytest.mark.integration
+def test_with_tls_the_leader_proves_itself_where_clients_are_sent(
+    start: Start, tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path)
+    tls = TLS(cert=str(files.cert), key=str(files.key))
+    first = start("a", token=b"secret", tls=tls)
+    first.leads()
+    second = start("b", token=b"secret", tls=tls)
+    second.stands_by()
+    target = Target.at(parse_places(second.where), "run", b"secret", TLS(ca=str(files.ca)))
+    with TCPStore.at(target, 20) as store:
+        assert store.add("count", 1) == 1
+        first.stop()
+        assert store.add("count", 1) == 2
+
+
+def test_a_token_that_no_server_knows_is_refused_by_all(start: Start) -> None:
+    first, second = start("a", token=b"one"), start("b", token=b"one")
+    with pytest.raises(AuthenticationError, match="none of 2 servers"):
+        TCPStore.at(Target.at(parse_places(f"{first.where},{second.where}"), "run", b"no"), 20)
+
+
+# -- what cannot be gone on with --------------------------------------------------------------
+
+
+class Broken(MemoryEngine):
+    """An engine that fails at each call."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def clone(self) -> "Broken":
+        return self
+
+    def read(self, *_: Any) -> Any:
+        raise self.error
+
+
+def test_an_engine_that_is_away_at_the_start_is_tried_for_a_while(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    server = start("a", engine=Broken(StoreConnectionError("memory cannot be reached")))
+    with pytest.raises(StoreConnectionError, match=r"nobody is known to lead .memory cannot be"):
+        TCPStore.at(Target.at(parse_places(server.where), "run"), 0.01)
+    error = server.ended()
+    assert isinstance(error, JournalError)
+    assert str(error) == "memory cannot be reached (tried for 0 s)"
+
+
+def test_credentials_that_are_refused_end_it_at_once(start: Start) -> None:
+    server = start("a", engine=Broken(AuthenticationError("memory: wrong password")))
+    error = server.ended()
+    assert isinstance(error, JournalError)
+    assert "wrong password" in str(error)
+
+
+@pytest.mark.parametrize("name", [f"{LOG}{7:016d}", f"{LOG}notes"])
+def test_a_state_that_is_not_ours_ends_it(start: Start, engine: MemoryEngine, name: str) -> None:
+    engine.commit({name: None}, {name: b"what"}, Deadline(1))
+    error = start("a").ended()
+    assert isinstance(error, JournalCorruptError)
+    assert name in str(error)
+
+
+def test_a_leader_that_cannot_read_the_state_makes_room(
+    start: Start, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(MemoryEngine):
+        def scan(self, *_: Any) -> list[str]:
+            raise StoreConnectionError("memory: away for a moment")
+
+        def clone(self) -> "MemoryEngine":
+            twin = Away(self._clock)
+            twin._data = self._data
+            return twin
+
+    away = Away()
+    away._data = engine._data
+    first = start("a", engine=away)
+    second = start("b")
+    second.leads()
+    first.stands_by()
+    assert first.error is None
+
+
+def test_it_ends_while_it_takes_over(start: Start, engine: MemoryEngine) -> None:
+    class Slow(MemoryEngine):
+        def scan(self, _prefix: str, deadline: Deadline) -> list[str]:
+            reading.set()
+            while not deadline.expired():
+                time.sleep(0.01)
+            raise StoreConnectionError("memory: too slow")
+
+        def clone(self) -> "MemoryEngine":
+            return self
+
+    reading = threading.Event()
+    server = start("a", engine=Slow())
+    assert reading.wait(20)
+    began = time.monotonic()
+    assert server.stop() is None
+    assert time.monotonic() - began < 15
+
+
+# -- settings ------------------------------------------------------------------------------
+
+
+def test_where_clients_find_it() -> None:
+    options = Options(insecure=True)
+    for host, wanted in (("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")):
+        sockets = bind(host, 0, options)
+        port = sockets[0].getsockname()[1]
+        url = "etcds://user:p%40ss@127.0.0.1:2379,h2:2379/prefix?ca=x"
+        assert advertised(sockets, url) == f"{wanted}:{port}"
+        for sock in sockets:
+            sock.close()
+
+
+def test_leases_are_counted_while_the_machine_is_suspended() -> None:
+    assert module.since_boot() >= time.monotonic() - 1.0
+    before = module.since_boot()
+    assert module.since_boot() >= before
+
+
+def test_one_host_that_does_not_answer_costs_no_term() -> None:
+    from rallypoint.engines.etcd.engine import EtcdEngine
+
+    state = State("etcd://a,b/p?timeout=30", "a", "a:1", 3.0)
+    election, journal = state.election()._engine, state.engine()
+    assert isinstance(election, EtcdEngine)
+    assert isinstance(journal, EtcdEngine)
+    assert election.address.seconds("timeout", 0.0) == 1.0
+    assert journal.address.seconds("timeout", 0.0) == 30.0

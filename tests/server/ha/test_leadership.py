@@ -1,0 +1,197 @@
+"""Leading and standing by, on the engine in memory: who leads when, and what is noticed."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import Commit, Entries, Entry
+from rallypoint.engines.election import Election, Leader
+from rallypoint.errors import StoreConnectionError
+from rallypoint.server.ha.leadership import PATIENCE_LEASES, Leadership, View
+from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.memory_engine import MemoryEngine
+
+LEASE = 0.3  # real seconds; nothing here depends on how long it is
+LIMIT = 20.0
+
+
+class Faulty(MemoryEngine):
+    """An engine that can be away."""
+
+    away = False
+    broken: BaseException | None = None
+
+    def clone(self) -> "Faulty":
+        twin = Faulty(self._clock)
+        twin._data = self._data
+        return twin
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.away:
+            raise StoreConnectionError("memory: away")
+
+    def read(self, keys: Sequence[str], deadline: Deadline) -> Entries:
+        self._check()
+        return super().read(keys, deadline)
+
+    def commit(
+        self,
+        expected: Mapping[str, Entry | None],
+        changes: Mapping[str, bytes | None],
+        deadline: Deadline,
+        expire: Mapping[str, float] | None = None,
+    ) -> Commit:
+        self._check()
+        return super().commit(expected, changes, deadline, expire)
+
+    def renew(self, *args: Any) -> bool:
+        self._check()
+        return super().renew(*args)
+
+
+class Server:
+    """What a server does with its leadership: it listens."""
+
+    def __init__(self, name: str, engine: Faulty, clock: ManualClock | None = None) -> None:
+        self.engine = engine
+        self.views: list[View] = []
+        self.changed = threading.Condition()
+        options = {} if clock is None else {"clock": clock}
+        self.election = Election(engine, "server", LEASE, clock or engine._clock)
+        self.leadership = Leadership(
+            self.election, Leader(name, f"{name}:1"), LEASE, self._changed, **options
+        )
+        self.leadership.start()
+
+    def _changed(self, view: View) -> None:
+        with self.changed:
+            self.views.append(view)
+            self.changed.notify_all()
+
+    def until(self, wanted: Any) -> View:
+        with self.changed:
+            done = self.changed.wait_for(lambda: self.views and wanted(self.views[-1]), LIMIT)
+            assert done, self.views
+            return self.views[-1]
+
+    def leads(self) -> View:
+        return self.until(lambda view: view.term is not None)
+
+
+@pytest.fixture(name="pair")
+def _pair() -> Iterator[tuple[Server, Server]]:
+    engine = Faulty()
+    first = Server("a", engine)
+    first.leads()
+    second = Server("b", engine.clone())
+    yield first, second
+    for each in (first, second):
+        each.leadership.stop()
+
+
+def test_one_leads_and_the_other_knows_who(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    view = second.until(lambda view: view.leader is not None)
+    assert view.term is None
+    assert view.leader is not None
+    assert view.leader.leader == Leader("a", "a:1")
+    assert first.views[-1].leader == first.views[-1].term
+
+
+def test_who_stops_makes_room_at_once_and_the_epoch_grows(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    term = first.views[-1].term
+    first.leadership.stop()
+    won = second.leads().term
+    assert term is not None
+    assert won is not None
+    assert won.epoch > term.epoch
+    assert not first.election.is_safe()
+
+
+def test_who_resigns_stands_by_again(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    term = first.views[-1].term
+    assert term is not None
+    second.until(lambda view: view.leader is not None)
+    first.leadership.resign(term)
+    won = second.leads().term
+    assert won is not None
+    assert first.until(lambda view: view.leader is not None).leader == won
+
+
+def test_whose_entry_is_gone_stands_by(pair: tuple[Server, Server]) -> None:
+    first, _ = pair
+    entry = first.engine.read(["leader/server"], Deadline(1))["leader/server"]
+    first.engine.commit({"leader/server": entry}, {"leader/server": None}, Deadline(1))
+    first.until(lambda view: "is gone" in view.trouble or view.leader is not None)
+    for each in pair:
+        each.until(lambda view: view.leader is not None)
+
+
+def test_an_engine_that_is_away_ends_a_term_after_two_leases(
+    pair: tuple[Server, Server],
+) -> None:
+    first, second = pair
+    second.until(lambda view: view.leader is not None)
+    first.engine.away = True
+    second.leads()
+    view = first.until(lambda view: view.term is None)
+    assert view.trouble == "memory: away"
+    assert not first.election.is_safe()
+    first.engine.away = False
+    found = first.until(lambda view: view.leader is not None).leader
+    assert found is not None
+    assert found.leader.name == "b"
+
+
+def test_a_short_absence_is_waited_for() -> None:
+    engine, clock = Faulty(lambda: 0.0), ManualClock()  # nothing expires
+    server = Server("a", engine, clock)
+    server.leads()
+    engine.away = True
+    clock.advance(PATIENCE_LEASES * LEASE - 0.01)
+    threading.Event().wait(LEASE)
+    engine.away = False
+    threading.Event().wait(LEASE)
+    assert len(server.views) == 1
+    server.leadership.stop()
+
+
+def test_a_term_that_the_engine_has_kept_is_not_waited_for() -> None:
+    engine, clock = Faulty(lambda: 0.0), ManualClock()  # nothing expires
+    server = Server("a", engine, clock)
+    term = server.leads().term
+    engine.away = True
+    clock.advance(PATIENCE_LEASES * LEASE + 0.01)
+    server.until(lambda view: view.term is None)
+    engine.away = False
+    again = server.leads().term
+    assert term is not None
+    assert again is not None
+    assert again.epoch > term.epoch
+    server.leadership.stop()
+
+
+def test_a_failure_of_ours_is_told() -> None:
+    engine = Faulty()
+    engine.broken = KeyError("a bug")
+    server = Server("a", engine)
+    view = server.until(lambda view: view.failure is not None)
+    assert view.failure is engine.broken
+    server.leadership.stop()
+
+
+def test_an_engine_that_is_away_at_the_start_is_waited_for() -> None:
+    engine = Faulty()
+    engine.away = True
+    server = Server("a", engine)
+    assert server.until(lambda view: bool(view.trouble)).trouble == "memory: away"
+    engine.away = False
+    server.leads()
+    server.leadership.stop()

@@ -1,0 +1,39 @@
+"""The journal contract: what a journal need not say. The suite holds the rest."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from rallypoint.deadline import Deadline
+from rallypoint.net import protocol as p
+from rallypoint.server.journal.contract import NAME_BYTES, Journal, Opened
+
+
+class Plain(Journal):
+    """One that nobody else can take over."""
+
+    where = "here"
+
+    def open(self, deadline: Deadline) -> Opened:
+        return Opened(1, {})
+
+    def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_one_that_is_never_taken_over_need_not_say_so() -> None:
+    journal = Plain()
+    journal.open(Deadline(1))
+    assert journal.may_answer()
+    assert journal.on_lost is None
+
+
+def test_a_contract_is_not_made() -> None:
+    with pytest.raises(TypeError):
+        Journal()  # type: ignore[abstract]
+
+
+def test_names_have_room_for_every_run_and_key() -> None:
+    quoted = 3 * 4 * p.RUN_LIMIT  # each byte of each character as %XX
+    assert quoted + p.KEY_LIMIT + len("item///") + 20 <= NAME_BYTES

@@ -1,0 +1,233 @@
+"""The journal on an engine: the contract on all of them, what a commit costs, and fencing."""
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.engine_servers import EtcdServers, RedisServer, closed_afterwards
+
+from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import Engine
+from rallypoint.engines.election import Election, Leader
+from rallypoint.engines.etcd.engine import EtcdEngine
+from rallypoint.engines.redis.engine import RedisEngine
+from rallypoint.errors import (
+    JournalCorruptError,
+    JournalError,
+    JournalFullError,
+    JournalLostError,
+    StoreConnectionError,
+    StoreLimitError,
+    StoreValueError,
+)
+from rallypoint.server.journal.contract import Journal
+from rallypoint.server.journal.engine import LOG, OFFICE, EngineJournal
+from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.journal_suite import JournalSuite
+from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.store_handles import in_thread
+
+LEASE = 30.0  # longer than any test: nobody renews here
+
+
+def within() -> Deadline:
+    return Deadline(30)
+
+
+def journal_on(engine: Engine, name: str = "a", clock: Any = time.monotonic) -> EngineJournal:
+    election = Election(engine, OFFICE, LEASE, clock)
+    return EngineJournal(engine, election, leader=Leader(name, f"{name}:1"))
+
+
+class _OnEngine(JournalSuite):
+    takes_over = True
+    engine: Engine
+
+    def journal(self) -> Journal:
+        return journal_on(self.engine.clone())
+
+    def oust(self, journal: Journal) -> None:
+        key = f"leader/{OFFICE}"
+        seen = self.engine.read([key], within())[key]
+        assert self.engine.commit({key: seen}, {key: None}, within()).done
+
+
+class TestInMemory(_OnEngine):
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.engine = MemoryEngine()
+
+
+@pytest.mark.engines
+@pytest.mark.integration
+class TestOnEtcd(_OnEngine):
+    @pytest.fixture(autouse=True)
+    def place(self, etcd_server: EtcdServers) -> Iterator[None]:
+        with closed_afterwards(EtcdEngine):
+            self.engine = EtcdEngine(etcd_server.url(uuid.uuid4().hex))
+            yield
+
+
+@pytest.mark.engines
+@pytest.mark.integration
+class TestOnRedis(_OnEngine):
+    @pytest.fixture(autouse=True)
+    def place(self, redis_server: RedisServer) -> Iterator[None]:
+        with closed_afterwards(RedisEngine):
+            self.engine = RedisEngine(redis_server.url(uuid.uuid4().hex))
+            yield
+
+
+class Counting(MemoryEngine):
+    """Counts, and fails when it is told to."""
+
+    commits = reads = 0
+    failure: Exception | None = None
+
+    def commit(self, *args: Any, **options: Any) -> Any:
+        self.commits += 1
+        if self.failure is not None:
+            raise self.failure
+        return super().commit(*args, **options)
+
+    def read(self, *args: Any) -> Any:
+        self.reads += 1
+        return super().read(*args)
+
+
+@pytest.fixture(name="engine")
+def _engine() -> Counting:
+    return Counting()
+
+
+def test_a_commit_is_one_write_whatever_is_in_it(engine: Counting) -> None:
+    journal = journal_on(engine)
+    journal.open(within())
+    before = engine.commits
+    for batch in range(20):
+        journal.commit({f"n{i}": b"%d" % batch for i in range(1000)}, within())
+    assert engine.commits - before == journal.writes == 20
+    assert len(engine.scan(LOG, within())) <= 2  # what is dead goes with the next commit
+    for number in range(500):
+        journal.commit({f"once/{number}": b"v"}, within())
+    assert engine.commits - before == 520
+    assert len(engine.scan(LOG, within())) < 140
+    journal.close()
+    entries = journal_on(engine).open(within()).entries
+    assert len(entries) == 1500
+
+
+def test_a_leader_that_was_paused_changes_nothing() -> None:
+    clock = ManualClock()
+    engine = Counting(clock)
+    first, second = journal_on(engine, "a", clock), journal_on(engine, "b", clock)
+    first.open(within())
+    first.commit({"a": b"1"}, within())
+    assert first.may_answer()
+    clock.advance(LEASE + 1)
+    assert not first.may_answer()
+    opened = second.open(within())
+    assert dict(opened.entries) == {"a": b"1"}
+    with pytest.raises(JournalLostError, match="b:1 leads in epoch"):
+        first.commit({"a": b"2"}, within())
+    with pytest.raises(JournalLostError, match="is over"):
+        first.commit({}, within())
+    second.commit({"b": b"1"}, within())
+    second.close()
+    last = journal_on(engine, "c", clock).open(within())
+    assert dict(last.entries) == {"a": b"1", "b": b"1"}
+    assert last.epoch > opened.epoch
+
+
+def test_who_does_not_win_in_time_is_told_who_leads(engine: Counting) -> None:
+    journal_on(engine, "a").open(within())
+    with pytest.raises(JournalLostError, match="a:1 leads"):
+        journal_on(engine, "b").open(Deadline(0.05))
+
+
+def test_an_office_that_was_won_elsewhere_is_not_given_up(engine: Counting) -> None:
+    election = Election(engine, OFFICE, LEASE, time.monotonic)
+    term = election.try_to_lead(Leader("a", "a:1"), within())
+    assert term is not None
+    journal = EngineJournal(engine, election, term)
+    assert journal.open(within()).epoch == term.epoch
+    journal.commit({"a": b""}, within())
+    journal.close()
+    assert election.present(within()) == term
+    with pytest.raises(JournalLostError, match="closed here"):
+        journal.commit({"a": b""}, within())
+    with pytest.raises(JournalLostError, match="nobody stands"):
+        EngineJournal(engine, election).open(within())
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (StoreLimitError("full; nothing was written"), JournalFullError),
+        (StoreConnectionError("away"), JournalError),
+        (StoreValueError("not ours"), JournalCorruptError),
+    ],
+)
+def test_errors_are_ours(engine: Counting, failure: Exception, kind: type[Exception]) -> None:
+    journal = journal_on(engine)
+    journal.open(within())
+    engine.failure = failure
+    with pytest.raises(JournalError, match=str(failure)) as caught:
+        journal.commit({"a": b"1"}, within())
+    assert type(caught.value) is kind
+    engine.failure = None
+    journal.commit({"a": b"2"}, within())  # the same journal goes on, where it may
+    journal.close()
+    assert dict(journal_on(engine).open(within()).entries) == {"a": b"2"}
+
+
+def test_what_is_not_ours_is_refused_by_name(engine: Counting) -> None:
+    engine.commit({f"{LOG}7": None}, {f"{LOG}7": b"what"}, within())
+    with pytest.raises(JournalCorruptError, match=f"memory: {LOG}7 begins with"):
+        journal_on(engine).open(within())
+    other = Counting()
+    other.commit({f"{LOG}x": None}, {f"{LOG}x": b"rpl1:\x80"}, within())
+    with pytest.raises(JournalCorruptError, match=f"{LOG}x is no segment"):
+        journal_on(other).open(within())
+
+
+def test_closing_ends_a_call_that_waits() -> None:
+    class Away(Counting):
+        def commit(self, *args: Any, **options: Any) -> Any:
+            if self.failure is None:
+                return super().commit(*args, **options)
+            deadline = args[2]
+            while not deadline.expired():
+                waiting.release()
+                go_on.acquire(timeout=20)
+            raise self.failure
+
+    waiting, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    engine = Away()
+    election = Election(engine, OFFICE, LEASE, time.monotonic)
+    term = election.try_to_lead(Leader("a", "a:1"), within())
+    journal = EngineJournal(engine, election, term)
+    journal.open(within())
+    engine.failure = StoreConnectionError("away")
+    commit = in_thread(journal.commit, {"a": b""}, Deadline(600))
+    assert waiting.acquire(timeout=20)
+    journal.close()
+    go_on.release()
+    with pytest.raises(JournalLostError, match="was closed here meanwhile"):
+        commit.result(20)
+
+
+def test_it_writes_by_its_own_client(engine: Counting) -> None:
+    """The election's client has limits that are too short for large values."""
+    quick = engine.clone()
+    election = Election(quick, OFFICE, LEASE, time.monotonic)
+    term = election.try_to_lead(Leader("a", "a:1"), within())
+    own = Counting()
+    own._data = engine._data
+    journal = EngineJournal(own, election, term)
+    journal.open(within())
+    journal.commit({"a": b""}, within())
+    assert (own.commits, journal.may_answer()) == (1, True)

@@ -1,0 +1,336 @@
+"""Nothing is told before it is durable, in order, and batches gather while one is written."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+from tests.server.fakes import FakeLoop
+
+from rallypoint.deadline import Deadline
+from rallypoint.errors import JournalError, JournalFullError, JournalLostError
+from rallypoint.server.journal.group_commit import (
+    AGAIN_SECONDS,
+    Changes,
+    Done,
+    Scribe,
+    WriterThread,
+)
+from rallypoint.testing.memory_journal import MemoryJournal, Shelf
+
+
+class Pen:
+    """A writer whose commits the test completes."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Changes, Done]] = []
+        self.stopped = False
+
+    def write(self, changes: Changes, done: Done) -> None:
+        self.orders.append((changes, done))
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def finish(self, error: BaseException | None = None) -> Changes:
+        """Complete the commit that is under way; return what it wrote."""
+        (changes, done), self.orders = self.orders[0], self.orders[1:]
+        done(error)
+        return changes
+
+
+class Part:
+    """A source with one entry."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.value = name, b""
+
+    def unsaved(self) -> Changes:
+        return {self.name: self.value}
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+
+    def release(self, data: bytes) -> None:
+        self.got.append(data)
+
+
+class Desk:
+    """A scribe with everything around it."""
+
+    def __init__(self) -> None:
+        self.loop, self.pen, self.failures = FakeLoop(), Pen(), list[BaseException]()
+        self.journal = MemoryJournal(Shelf())
+        self.journal.open(Deadline(1))
+        loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.scribe = Scribe(loop, self.journal, self.pen, self.failures.append)
+        self.part, self.reader = Part("a"), Reader()
+
+    def change(self, value: bytes, part: Part | None = None) -> None:
+        """Change a part, and tell the reader of it."""
+        part = part or self.part
+        part.value = value
+        self.scribe.mark(part)
+        self.tell(value)
+
+    def tell(self, data: bytes) -> None:
+        self.scribe.hold(self.reader, data)
+
+
+def test_without_room_who_only_asks_is_answered_and_nobody_else() -> None:
+    desk, asks = Desk(), Reader()
+    desk.change(b"1")
+    desk.scribe.hold(asks, b"rides", aside=True)
+    desk.loop.turn()
+    desk.change(b"2")
+    desk.scribe.hold(asks, b"gathers", aside=True)
+    assert asks.got == []
+    desk.pen.finish(JournalFullError("no room"))
+    assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [])
+    desk.loop.advance(AGAIN_SECONDS + 0.1)
+    desk.pen.finish()
+    desk.pen.finish()
+    assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [b"1", b"2"])
+
+
+def test_what_rests_on_nothing_unsaved_is_told_at_once() -> None:
+    desk = Desk()
+    desk.tell(b"1")
+    assert desk.reader.got == [b"1"]
+    desk.loop.turn()
+    assert desk.pen.orders == []
+
+
+def test_a_change_is_told_once_it_is_durable() -> None:
+    desk = Desk()
+    desk.change(b"1")
+    desk.loop.turn()
+    assert desk.reader.got == []
+    assert desk.pen.finish() == {"a": b"1"}
+    assert desk.reader.got == [b"1"]
+    assert desk.scribe.is_resting
+
+
+def test_who_reads_what_is_not_durable_waits_too() -> None:
+    desk, other = Desk(), Reader()
+    desk.change(b"1")
+    desk.loop.turn()
+    desk.scribe.hold(other, b"reads 1")  # while it is being written
+    assert other.got == []
+    desk.pen.finish()
+    assert other.got == [b"reads 1"]
+
+
+def test_changes_gather_while_a_batch_is_written() -> None:
+    desk, second = Desk(), Part("b")
+    desk.change(b"1")
+    desk.loop.turn()
+    desk.change(b"2")
+    desk.change(b"3", second)
+    desk.change(b"4")
+    desk.loop.turn()
+    assert len(desk.pen.orders) == 1
+    desk.pen.finish()
+    assert desk.reader.got == [b"1"]
+    assert desk.pen.finish() == {"a": b"4", "b": b"3"}
+    assert desk.reader.got == [b"1", b"2", b"3", b"4"]
+    assert (desk.scribe.commits, desk.scribe.entries) == (2, 3)
+
+
+def test_frames_keep_their_order() -> None:
+    desk = Desk()
+    for number in range(3):
+        desk.change(b"%d" % (3 * number))
+        desk.tell(b"%d" % (3 * number + 1))
+        desk.loop.turn()
+        if number == 1:
+            desk.pen.finish()
+        desk.tell(b"%d" % (3 * number + 2))
+    while desk.pen.orders:
+        desk.pen.finish()
+    assert desk.reader.got == [b"%d" % n for n in range(9)]
+
+
+def test_a_part_that_is_let_go_of_is_not_stored() -> None:
+    desk, second = Desk(), Part("b")
+    desk.change(b"1")
+    desk.change(b"2", second)
+    desk.scribe.unmark(second)
+    desk.loop.turn()
+    assert desk.pen.finish() == {"a": b"1"}
+
+
+def test_the_time_of_commits_is_told() -> None:
+    desk = Desk()
+    for seconds in (0.5, 1.5):
+        desk.change(b"1")
+        desk.loop.turn()
+        desk.loop.advance(seconds)
+        desk.pen.finish()
+    told = desk.scribe.durability()
+    assert (told.commits, told.commit_seconds, told.worst_commit_seconds) == (2, 1.0, 1.5)
+    assert told.where == desk.journal.where
+
+
+# -- what goes wrong --------------------------------------------------------------------------
+
+
+def test_without_room_the_same_batch_is_tried_again() -> None:
+    desk = Desk()
+    desk.change(b"1")
+    desk.loop.turn()
+    desk.pen.finish(JournalFullError("no room on x"))
+    assert desk.scribe.trouble == "no room on x"
+    desk.change(b"2")
+    desk.loop.turn()
+    assert desk.pen.orders == []
+    desk.loop.advance(AGAIN_SECONDS + 0.1)
+    assert desk.pen.finish(JournalFullError("still none")) == {"a": b"1"}
+    desk.loop.advance(AGAIN_SECONDS + 0.1)
+    assert desk.reader.got == []
+    assert desk.pen.finish() == {"a": b"1"}
+    assert (desk.reader.got, desk.scribe.trouble) == ([b"1"], "")
+    assert desk.pen.finish() == {"a": b"2"}
+    assert desk.reader.got == [b"1", b"2"]
+    assert desk.failures == []
+
+
+@pytest.mark.parametrize("error", [JournalLostError("another leads"), JournalError("broken")])
+def test_after_any_other_error_nobody_is_told_anything(error: JournalError) -> None:
+    desk = Desk()
+    desk.change(b"1")
+    desk.loop.turn()
+    desk.change(b"2")
+    desk.pen.finish(error)
+    assert desk.failures == [error]
+    desk.change(b"3")
+    desk.loop.turn()
+    assert (desk.reader.got, desk.pen.orders) == ([], [])
+    assert desk.scribe.is_resting is False
+
+
+def test_who_may_not_lead_any_more_proves_it_before_it_answers() -> None:
+    desk = Desk()
+    other = MemoryJournal(desk.journal._shelf)
+    other.open(Deadline(1))
+    desk.tell(b"old news")
+    assert desk.reader.got == []
+    desk.loop.turn()
+    changes, done = desk.pen.orders.pop()
+    assert changes == {}
+    with pytest.raises(JournalLostError) as caught:
+        desk.journal.commit(changes, Deadline(1))
+    done(caught.value)
+    assert desk.reader.got == []
+    assert desk.failures == [caught.value]
+
+
+def test_what_is_told_while_leading_is_proved_keeps_its_order() -> None:
+    desk = Desk()
+    desk.scribe._may_answer = lambda: False  # a lease that is nearly over, say
+    desk.tell(b"1")
+    desk.tell(b"2")
+    desk.loop.turn()
+    desk.tell(b"3")
+    desk.pen.finish()
+    assert desk.reader.got == [b"1", b"2", b"3"]
+
+
+def test_the_journal_itself_says_that_it_is_lost() -> None:
+    desk, loop = Desk(), asyncio.new_event_loop()
+    try:
+        scribe = Scribe(loop, desk.journal, desk.pen, desk.failures.append)
+        lost = JournalLostError("the lease is over")
+        assert desk.journal.on_lost is not None
+        thread = threading.Thread(target=desk.journal.on_lost, args=(lost,))
+        thread.start()
+        thread.join()
+        loop.run_until_complete(asyncio.sleep(0))
+        assert desk.failures == [lost]
+        scribe.hold(desk.reader, b"1")
+        assert desk.reader.got == []
+    finally:
+        loop.close()
+
+
+# -- the end, and the thread ------------------------------------------------------------------
+
+
+async def _rests() -> None:
+    desk = Desk()
+    loop = asyncio.get_running_loop()
+    shelf = Shelf()
+    journal = MemoryJournal(shelf)
+    journal.open(Deadline(1))
+    scribe = Scribe(loop, journal, WriterThread(loop, journal), desk.failures.append)
+    assert await scribe.rest(10)
+    for number in range(5):
+        desk.part.value = b"%d" % number
+        scribe.mark(desk.part)
+        scribe.hold(desk.reader, desk.part.value)
+        await asyncio.sleep(0)
+    assert await scribe.rest(10)
+    scribe.close()
+    assert desk.reader.got == [b"%d" % n for n in range(5)]
+    assert shelf.entries == {"a": b"4"}
+    assert not journal.may_answer()  # closed by its thread
+
+
+def test_at_rest_everything_is_stored_and_told() -> None:
+    asyncio.run(_rests())
+
+
+async def _does_not_rest() -> None:
+    desk = Desk()
+    scribe = Scribe(asyncio.get_running_loop(), desk.journal, desk.pen, desk.failures.append)
+    scribe.mark(desk.part)
+    scribe.hold(desk.reader, b"1")
+    assert not await scribe.rest(0.05)
+    scribe.close()
+    assert desk.pen.stopped
+    desk.pen.finish()  # it has become durable all the same: nobody was told, which is allowed
+    assert desk.reader.got == []
+
+
+def test_a_journal_that_hangs_holds_up_no_shutdown() -> None:
+    asyncio.run(_does_not_rest())
+
+
+async def _ends_with_a_failure() -> float:
+    desk, loop = Desk(), asyncio.get_running_loop()
+    scribe = Scribe(loop, desk.journal, desk.pen, desk.failures.append)
+    scribe.mark(desk.part)
+    resting = asyncio.ensure_future(scribe.rest(60))
+    await asyncio.sleep(0)
+    before = loop.time()
+    desk.pen.finish(JournalError("broken"))
+    assert not await resting
+    assert len(desk.failures) == 1
+    return loop.time() - before
+
+
+def test_a_commit_that_fails_in_the_shutdown_ends_the_wait() -> None:
+    assert asyncio.run(_ends_with_a_failure()) < 30
+
+
+class Broken(MemoryJournal):
+    def commit(self, changes: Changes, deadline: Deadline) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+async def _hands_over() -> None:
+    failures: asyncio.Queue[BaseException] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    journal = Broken(Shelf())
+    journal.open(Deadline(1))
+    scribe = Scribe(loop, journal, WriterThread(loop, journal), failures.put_nowait)
+    scribe.mark(Part("a"))
+    error: Any = await asyncio.wait_for(failures.get(), 10)
+    assert isinstance(error, ZeroDivisionError)
+    scribe.close()
+
+
+def test_what_fails_in_the_thread_is_handed_to_the_server() -> None:
+    asyncio.run(_hands_over())

@@ -1,0 +1,24 @@
+from itertools import islice
+
+import pytest
+
+from rallypoint import backoff
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"),
+    [(0, 0), (1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (10_000, 60)],
+)
+def test_pauses_double_up_to_a_minute(failures: int, seconds: float) -> None:
+    assert backoff.pause_seconds(failures) == seconds
+
+
+def test_a_series_of_pauses() -> None:
+    assert list(islice(backoff.pauses(), 8)) == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_the_reason_is_told() -> None:
+    assert backoff.crash_loop(1, 1) == (
+        "the round before was ended by failing workers; starting the next ones in 1 s"
+    )
+    assert backoff.crash_loop(3, 4).startswith("3 rounds in a row were ended by failing workers;")

@@ -1,0 +1,125 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from rallypoint.errors import ParameterError
+from rallypoint.store.memory import MemoryStore
+from rallypoint.worker import checkpoint_storage
+from rallypoint.worker.checkpoint_storage import Folder, InStore, Place
+from rallypoint.worker.snapshot import pack
+
+
+def content(step: int) -> bytes:
+    return pack(step, {"of": step})
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "folder":
+        return Folder(tmp_path / "deep" / "er", keep=2)
+    return InStore(MemoryStore(), "state", "1.1", keep=2, limit_bytes=1000)
+
+
+def newest(place: Place) -> int | None:
+    found = place.newest()
+    if found is None:
+        return None
+    assert found.values == {"of": found.step}
+    assert found.content == content(found.step)
+    return found.step
+
+
+def test_the_newest_is_found(place: Place) -> None:
+    assert newest(place) is None
+    for step in (1, 2, 9, 10, 11):
+        place.put(step, content(step))
+        assert newest(place) == step
+
+
+def test_the_same_step_again_replaces_it(place: Place) -> None:
+    for _ in range(3):
+        place.put(4, content(4))
+    assert newest(place) == 4
+
+
+def test_a_folder_keeps_the_newest_few(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=2)
+    (tmp_path / "notes.txt").write_text("the user's own")
+    for step in range(95, 105):
+        folder.put(step, content(step))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["notes.txt", "step-0000000103.state", "step-0000000104.state"]
+
+
+def test_a_torn_file_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        folder.put(step, content(step))
+    (tmp_path / "step-0000000003.state").write_bytes(content(3)[:-1])
+    (tmp_path / "step-0000000004.state").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "rallypoint"):
+        assert newest(folder) == 2
+    assert "step-0000000003.state is torn" in caplog.text
+    for step in (3, 4, 5):
+        folder.put(step, content(step))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"step-000000000{step}.state" for step in (3, 4, 5)]
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=2)
+    (tmp_path / ".step-7.1234.tmp").write_bytes(content(7)[:20])
+    assert newest(folder) is None
+    folder.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_a_writer_of_an_earlier_round_harms_nothing(kind: str, tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def writer(of_round: int) -> Place:
+        if kind == "folder":
+            return Folder(tmp_path, keep=2)
+        return InStore(store, "state", f"1.{of_round}", keep=2, limit_bytes=1000)
+
+    early, late = writer(1), writer(2)
+    for step in (6, 7):
+        late.put(step, content(step))
+    early.put(5, content(5))
+    assert newest(late) == 7
+    late.put(8, content(8))
+    assert newest(early) == 8
+
+
+def test_the_store_keeps_the_newest_few() -> None:
+    store = MemoryStore()
+    for number, step in enumerate(range(10)):
+        InStore(store, "state", f"1.{number}", keep=2, limit_bytes=1000).put(step, content(step))
+    assert store.list() == ["state/state", "state/state/1.8/8/0", "state/state/1.9/9/0"]
+
+
+def test_a_state_in_the_store_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 7)
+    store = MemoryStore()
+    place = InStore(store, "state", "1.1", keep=2, limit_bytes=1000)
+    place.put(5, content(5))
+    assert newest(place) == 5
+    assert len(store.list("state/state/1.1/5/")) == -(-len(content(5)) // 7)
+    store.set("state/state/1.1/5/1", b"changed")
+    assert newest(place) is None
+
+
+def test_states_of_other_names_are_apart() -> None:
+    store = MemoryStore()
+    for name in ("a", "b"):
+        InStore(store, name, "1.1", 2, 1000).put(ord(name), content(ord(name)))
+    assert newest(InStore(store, "a", "1.2", 2, 1000)) == ord("a")
+
+
+def test_a_state_too_large_for_the_store_says_what_to_do() -> None:
+    with pytest.raises(ParameterError, match=r"1,001 bytes.*at most 1,000.*folder"):
+        InStore(MemoryStore(), "state", "1.1", 2, 1000).put(1, bytes(1001))
