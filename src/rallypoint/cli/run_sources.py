@@ -62,7 +62,6 @@ class ServerSource(Source):
         self._links: dict[str, HostedCoordinator] = {}
 
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
-        """See the base."""
         link = self._link(run_id or "")
         try:
             server = link.server_status(deadline)
@@ -78,7 +77,6 @@ class ServerSource(Source):
         return Status(SCHEMA, f"the server at {link.target.where}", server, tuple(runs))
 
     def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
-        """See the base."""
         self._link(run_id).order(event, deadline)
 
     @staticmethod
@@ -94,7 +92,6 @@ class ServerSource(Source):
         return link
 
     def close(self) -> None:
-        """See the base."""
         for link in self._links.values():
             link.shutdown(Deadline(0))
 
@@ -122,7 +119,6 @@ class SharedSource(Source):
         self._looks = 0
 
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
-        """See the base."""
         found = self._backend.get_state()
         state = State(run_id or "") if found is None else codec.decode(found[0])
         now = time.monotonic()
@@ -138,7 +134,6 @@ class SharedSource(Source):
         return Status(SCHEMA, self._where, None, (run_status(report),))
 
     def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
-        """See the base."""
         Exchange(self._backend, run_id).run(lambda _: [event], deadline)
 
     def _see(self, state: State, now: float) -> None:
@@ -154,7 +149,6 @@ class SharedSource(Source):
         return self._signs[node][1] if self._looks > 1 and node in self._signs else None
 
     def close(self) -> None:
-        """See the base."""
         self._close()
 
 

@@ -158,19 +158,19 @@ class TLSSocket:
         return self._taken
 
     def settimeout(self, seconds: float | None) -> None:
-        """See socket.settimeout."""
+        """Set the timeout of the socket below, in seconds."""
         self._sock.settimeout(seconds)
 
     def setsockopt(self, level: int, option: int, value: bytes) -> None:
-        """See socket.setsockopt."""
+        """Set an option of the socket below."""
         self._sock.setsockopt(level, option, value)
 
     def getsockname(self) -> Any:
-        """See socket.getsockname."""
+        """Return the address of this end."""
         return self._sock.getsockname()
 
     def fileno(self) -> int:
-        """See socket.fileno."""
+        """Return the file descriptor of the socket below."""
         return self._sock.fileno()
 
     def shutdown(self, how: int) -> None:
@@ -178,7 +178,7 @@ class TLSSocket:
         self._sock.shutdown(how)
 
     def close(self) -> None:
-        """See socket.close."""
+        """Close the socket below."""
         self._sock.close()
 
     def __enter__(self) -> Self:

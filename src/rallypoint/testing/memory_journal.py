@@ -28,16 +28,14 @@ class MemoryJournal(Journal):
         self._epoch: int | None = None
 
     def open(self, deadline: Deadline) -> Opened:
-        """See `Journal.open`; whoever had it before is fenced off."""
+        """Whoever had it before is fenced off."""
         self._shelf.epoch = self._epoch = self._shelf.epoch + 1
         return Opened(self._epoch, dict(self._shelf.entries))
 
     def may_answer(self) -> bool:
-        """See `Journal.may_answer`."""
         return self._epoch == self._shelf.epoch
 
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """See `Journal.commit`."""
         if self._epoch != self._shelf.epoch:
             raise JournalLostError(
                 f"{self.where}: a write of epoch {self._epoch} was refused: the server of epoch "
@@ -50,5 +48,4 @@ class MemoryJournal(Journal):
                 self._shelf.entries[name] = value
 
     def close(self) -> None:
-        """See `Journal.close`."""
         self._epoch = None

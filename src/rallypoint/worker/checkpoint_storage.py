@@ -63,7 +63,6 @@ class Folder(Place):
         self.keep = keep
 
     def newest(self) -> Found | None:
-        """See the base."""
         for _step, path in sorted(self._files(), reverse=True):
             content = path.read_bytes()
             read = unpack(content)
@@ -73,7 +72,6 @@ class Folder(Place):
         return None
 
     def put(self, step: int, content: bytes) -> None:
-        """See the base."""
         self.path.mkdir(parents=True, exist_ok=True)
         scratch = self.path / f".step-{step}.{os.getpid()}.tmp"
         with scratch.open("wb") as file:
@@ -87,7 +85,6 @@ class Folder(Place):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """See the base."""
         for path in self.path.glob(".step-*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -133,7 +130,6 @@ class InStore(Place):
         self._limit_bytes = limit_bytes
 
     def newest(self) -> Found | None:
-        """See the base."""
         for entry in _entries(self._store.get_nowait(self._key)):
             content = b"".join(self._store.get_nowait(key, b"") or b"" for key in entry.keys)
             read = unpack(content)
@@ -143,7 +139,7 @@ class InStore(Place):
         return None
 
     def put(self, step: int, content: bytes) -> None:
-        """See the base. Raises ParameterError when the state is too large for the store."""
+        """Raises ParameterError when the state is too large for the store."""
         check_size(len(content), self._limit_bytes)
         prefix = f"{self._key}/{self._writer}/{step}"
         keys = put_parts(self._store, prefix, content)

@@ -171,22 +171,22 @@ def round() -> int:
 
 
 def barrier(timeout: Timeout = None) -> None:
-    """See `Worker.barrier`."""
+    """Wait until every worker of the round is here: `Worker.barrier` of this process."""
     current().barrier(timeout)
 
 
 def all_gather(value: Value, timeout: Timeout = None) -> list[bytes]:
-    """See `Worker.all_gather`."""
+    """Return every rank's value, by rank: `Worker.all_gather` of this process."""
     return current().all_gather(value, timeout)
 
 
 def broadcast(value: Value | None = None, timeout: Timeout = None) -> bytes:
-    """See `Worker.broadcast`."""
+    """Return the value of rank 0: `Worker.broadcast` of this process."""
     return current().broadcast(value, timeout)
 
 
 def all_reduce(array: "NDArray[Any]", op: Op = "sum", timeout: Timeout = None) -> "NDArray[Any]":
-    """See `Worker.all_reduce`."""
+    """Return all ranks' arrays combined: `Worker.all_reduce` of this process."""
     return current().all_reduce(array, op, timeout)
 
 

@@ -49,7 +49,7 @@ class Reductions:
     def all_reduce(
         self, array: "NDArray[Any]", op: Op, timeout: float | timedelta | None
     ) -> "NDArray[Any]":
-        """See `Worker.all_reduce`."""
+        """Return all ranks' arrays combined (`Worker.all_reduce` has the rules)."""
         np = numpy_or_error()
         given = np.ascontiguousarray(array).reshape(np.shape(array))
         _check_reducible(given, op)

@@ -79,7 +79,6 @@ class Elastic(AgentHandler):
         self._is_small = False
 
     def next_round(self, why: str) -> Round:
-        """See the base."""
         info = self._handler.next_rendezvous(why)
         seat = info.assignment
         if seat is None:
@@ -87,40 +86,34 @@ class Elastic(AgentHandler):
         return Round(seat, _master(info) or (seat.master_addr, seat.master_port))
 
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
-        """See the base."""
         return self._handler.on_change(lambda: callback(self.view()))
 
     def view(self) -> View:
-        """See the base; a failed background thread is in its `error`, as the agent wants it."""
+        """A failed background thread is in its `error`, as the agent wants it."""
         try:
             return self._handler.view()
         except RendezvousError as error:
             return View(error=error)
 
     def finish(self) -> None:
-        """See the base."""
         self._handler.finish()
 
     def fail(self, failure: Failure) -> None:
-        """See the base."""
         self._handler.fail(failure)
 
     def leave(self, why: str) -> None:
-        """See the base."""
         self._handler.pre_shutdown()
         self._handler.leave(why)
         self._handler.shutdown()
 
     def notice(self, why: str, seconds: float | None) -> None:
-        """See the base."""
         self._handler.notice(why, seconds)
 
     def node_id(self) -> str:
-        """See the base."""
         return self._handler.node_id
 
     def waiting_for(self) -> Report | None:
-        """See the base; members are asked for only where there are few."""
+        """Members are asked for only where there are few."""
         if not self._is_small:
             found = self._handler.waiting_for()
             settings = found.settings
@@ -150,7 +143,6 @@ class Fixed(AgentHandler):
         self._view = View()
 
     def next_round(self, why: str) -> Round:
-        """See the base."""
         if len(self._failures) > self._max_restarts:
             first = self._failures[0].label
             text = f"a worker failed and max_restarts={self._max_restarts} is used up: {first}"
@@ -176,34 +168,30 @@ class Fixed(AgentHandler):
         )  # fmt: skip
 
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
-        """See the base; nothing is ever told."""
+        """Nothing is ever told."""
         return lambda: None
 
     def view(self) -> View:
-        """See the base; nothing is told but that its own budget is used up."""
+        """Nothing is told but that its own budget is used up."""
         return self._view
 
     def finish(self) -> None:
-        """See the base; nobody needs to know."""
+        """Nobody needs to know."""
 
     def fail(self, failure: Failure) -> None:
-        """See the base."""
         self._failures.append(failure)
 
     def leave(self, why: str) -> None:
-        """See the base."""
         self._handler.pre_shutdown()
         self._handler.shutdown()
 
     def notice(self, why: str, seconds: float | None) -> None:
-        """See the base; there is nobody to tell."""
+        """There is nobody to tell."""
 
     def node_id(self) -> str:
-        """See the base."""
         return ""
 
     def waiting_for(self) -> Report | None:
-        """See the base."""
         return None
 
 

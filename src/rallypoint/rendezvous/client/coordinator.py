@@ -94,7 +94,6 @@ class HostedCoordinator(Coordinator):
     def join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> Assignment:
-        """See `Coordinator.join`."""
         with self.hosting():
             seat = self._join(node, settings, deadline, why, new_incarnation)
         self.hosting = nullcontext  # a server that is lost takes its runs along: none is made anew
@@ -168,10 +167,10 @@ class HostedCoordinator(Coordinator):
         )
 
     def leave(self, why: str, deadline: Deadline) -> None:
-        """See `Coordinator.leave`.
+        """Leave the run.
 
-        Without a connection there is nobody to tell: the leave waits a moment for one to
-        come back, and else the end of this node's grace says the same.
+        Without a connection, it waits a moment for one to come back; after that, the end of
+        this node's grace period says the same.
         """
         session = self._session
         join, session.join = session.join, None
@@ -187,7 +186,6 @@ class HostedCoordinator(Coordinator):
             logger.info("leaving run %r was not acknowledged: %s", self.target.run, error)
 
     def finish(self, deadline: Deadline) -> None:
-        """See `Coordinator.finish`."""
         session = self._session
         join, seat = session.join, session.view.assignment
         if join is None or seat is None:
@@ -196,7 +194,6 @@ class HostedCoordinator(Coordinator):
         session.call(lambda i: wire.Ask(i, event), deadline)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
-        """See `Coordinator.fail`."""
         session = self._session
         join, seat = session.join, session.view.assignment
         if join is None or seat is None:
@@ -205,7 +202,6 @@ class HostedCoordinator(Coordinator):
         session.call(lambda i: wire.Ask(i, event), deadline)
 
     def close(self, why: str, deadline: Deadline) -> None:
-        """See `Coordinator.close`."""
         session = self._session
         session.start(deadline)
         label = self._label if self._node is None else self._node.label
@@ -216,7 +212,6 @@ class HostedCoordinator(Coordinator):
         # The server has told by whom it was closed: somebody else may have been faster.
 
     def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
-        """See `Coordinator.notice`."""
         session = self._session
         join = session.join
         if join is None:
@@ -225,28 +220,22 @@ class HostedCoordinator(Coordinator):
         session.call(lambda i: wire.Ask(i, event), deadline)
 
     def order(self, event: Order, deadline: Deadline) -> None:
-        """See `Coordinator.order`."""
         self._session.start(deadline)
         self._session.call(lambda i: wire.Ask(i, event), deadline)
 
     def heartbeat(self) -> None:
-        """See `Coordinator.heartbeat`."""
         self._session.send(wire.Beat())
 
     def view(self) -> View:
-        """See `Coordinator.view`."""
         return self._session.view
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """See `Coordinator.watch`."""
         return self._session.watch(watcher)
 
     def report(self, deadline: Deadline) -> Report:
-        """See `Coordinator.report`."""
         return self._report(deadline, brief=False)
 
     def brief_report(self, deadline: Deadline) -> Report:
-        """See `Coordinator.brief_report`."""
         return self._report(deadline, brief=True)
 
     def _report(self, deadline: Deadline, brief: bool) -> Report:
@@ -265,19 +254,18 @@ class HostedCoordinator(Coordinator):
         return answer.server
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        """See `Coordinator.participants`."""
         self._session.start(deadline)
         answer = self._session.call(lambda i: wire.Inquire(i, seats=True), deadline)
         return () if answer is None else answer.seats
 
     def local_address(self, deadline: Deadline) -> str:
-        """See `Coordinator.local_address`: the local end of the connection."""
+        """The local end of the connection."""
         with self.hosting():  # a join asks for it first, and so connects here
             self._session.start(deadline, reads=True)
         return self._session.local_address
 
     def store(self) -> Store:
-        """See `Coordinator.store`: the run's store on the same server."""
+        """The run's store on the same server."""
         with self._opening:
             if self._store is None:
                 self._store = LazyStore(self._open_store, (self.target.host, self.target.port))
@@ -295,7 +283,7 @@ class HostedCoordinator(Coordinator):
         server.stop()
 
     def shutdown(self, deadline: Deadline) -> bool:
-        """See `Coordinator.shutdown`; a hosted server waits for the other members to go."""
+        """A hosted server waits for the other members to go."""
         with self._handing_over:
             if self._down:
                 return False

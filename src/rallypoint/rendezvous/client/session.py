@@ -237,7 +237,6 @@ class Session:
     # -- for the line ---------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """See `line.Owner`."""
         try:
             body = _decoder.decode(data)
         except msgspec.DecodeError as error:
@@ -267,16 +266,13 @@ class Session:
             raise goodbye_error(self.target.where, body)
 
     def greetings(self) -> list[bytes]:
-        """See `line.Owner`."""
         with self.changed:
             return dialogue.greetings(self.view, self.join, list(self._asked.values()))
 
     def tell_connected(self, connected: bool) -> None:
-        """See `line.Owner`."""
         self.update(lambda view: msgspec.structs.replace(view, connected=connected))
 
     def fail(self, error: BaseException) -> None:
-        """See `line.Owner`."""
         self.update(lambda v: msgspec.structs.replace(v, error=error, connected=False))
 
 
@@ -287,6 +283,5 @@ class Asking:
         self._session, self._request = session, request
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float, /) -> bool:
-        """See `Session.wait_for`."""
         request, self._request = self._request, b""
         return self._session.wait_for(predicate, timeout, request)

@@ -204,7 +204,6 @@ class Line:
             self._owner.take(data)
 
     def readable(self) -> None:
-        """See `reactor.Member`."""
         if not self._reading.acquire(blocking=False):
             return  # a caller reads
         try:

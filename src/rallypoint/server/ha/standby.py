@@ -46,7 +46,6 @@ class StandbyServer(Server):
         self.look()
 
     def new_connection(self) -> Connection:
-        """See `Server.new_connection`."""
         return StandbyConnection(self)
 
     def look(self) -> None:

@@ -67,13 +67,11 @@ class EngineJournal(Journal):
         self._closed = False
 
     def may_answer(self) -> bool:
-        """See `Journal.may_answer`."""
         return self._election.is_safe()
 
     # -- opening --------------------------------------------------------------------------
 
     def open(self, deadline: Deadline) -> Opened:
-        """See `Journal.open`."""
         with self._mapped(deadline) as limit:
             term = self._term = self._term or self._stand(limit)
             found = list(self._read(limit))
@@ -115,7 +113,7 @@ class EngineJournal(Journal):
     # -- commits --------------------------------------------------------------------------
 
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """See `Journal.commit`: all or nothing, in one write."""
+        """All or nothing, in one write."""
         term = self._term
         if term is None:
             raise JournalLostError(f"{self.where}: this server does not lead")
@@ -184,7 +182,7 @@ class EngineJournal(Journal):
             raise JournalError(str(error)) from error
 
     def close(self) -> None:
-        """See `Journal.close`; ends a call that waits for the engine.
+        """Close the journal; a call that waits for the database ends.
 
         Gives up an office that `open` has won; another one is not this object's to give up.
         """

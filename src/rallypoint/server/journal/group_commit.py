@@ -85,11 +85,10 @@ class WriterThread:
         self._thread.start()
 
     def write(self, changes: Changes, done: Done) -> None:
-        """See `Writer.write`."""
         self._orders.put((changes, done))
 
     def stop(self) -> None:
-        """See `Writer.stop`; returns when that is so, or after the time that a commit has."""
+        """Returns when that is so, or after the time that a commit has."""
         self._orders.put(None)
         self._thread.join(COMMIT_SECONDS)
 

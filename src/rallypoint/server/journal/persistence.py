@@ -45,7 +45,6 @@ class DurableConnection(Connection):
         self._waits = False
 
     def data_received(self, data: bytes) -> None:
-        """See the base."""
         if not self.deaf:
             super().data_received(data)
 
@@ -64,7 +63,7 @@ class DurableConnection(Connection):
             self._transport.pause_reading()
 
     def inform(self, data: bytes) -> None:
-        """See the base; when there is no room it is written all the same.
+        """Send a frame about a run; when there is no room, it is written all the same.
 
         So a client comes in although its record cannot be stored (its changes are refused until
         there is room, its beats are taken), and who asks is told of the trouble.
@@ -75,7 +74,6 @@ class DurableConnection(Connection):
             self._hold(data, aside=True)
 
     def release(self, data: bytes) -> None:
-        """See `scribe.Reader`."""
         self._held -= len(data)
         self.send_at_once(data)
         if self._waits and not self._held:

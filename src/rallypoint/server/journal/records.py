@@ -86,7 +86,6 @@ class RunPart:
         self._name = f"run/{quote(host.state.run_id, safe='')}"
 
     def unsaved(self) -> Changes:
-        """See `scribe.Source`."""
         return {self._name: codec.encode(self._host.state)}
 
     def gone(self) -> Changes:
@@ -115,15 +114,12 @@ class SpacePart:
 
     @property
     def trouble(self) -> str:
-        """See `spaces.SpaceNotes`."""
         return self._scribe.trouble
 
     def mark(self) -> None:
-        """See `spaces.SpaceNotes`."""
         self._scribe.mark(self)
 
     def unsaved(self) -> Changes:
-        """See `scribe.Source`."""
         space, changes = self._space, Changes()
         keys, space.keys.unsaved = space.keys.unsaved or {}, {}
         for key in keys:
@@ -198,7 +194,6 @@ class Rest:
         self._changes |= changes
 
     def unsaved(self) -> Changes:
-        """See `scribe.Source`."""
         changes, self._changes = self._changes, {}
         return changes
 

@@ -68,7 +68,7 @@ class SQLiteJournal(Journal):
         self._opened: os.stat_result | None = None
 
     def open(self, deadline: Deadline) -> Opened:
-        """See `Journal.open`; a directory that another server has is refused at once."""
+        """A directory that another server has is refused at once."""
         try:
             self._make_directory()
             self._take_lock()
@@ -194,7 +194,7 @@ class SQLiteJournal(Journal):
         )
 
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """See `Journal.commit`; a disk is waited for as long as it takes."""
+        """A disk is waited for as long as it takes."""
         database = self._database
         if database is None:
             raise JournalLostError(f"{self.where} is closed")
@@ -246,7 +246,6 @@ class SQLiteJournal(Journal):
         return f"{self.where} has no room ({free}): nothing can be stored; make room on its disk"
 
     def close(self) -> None:
-        """See `Journal.close`."""
         database, self._database = self._database, None
         if database is not None:
             with contextlib.suppress(sqlite3.Error):  # what was committed is safe without it

@@ -56,11 +56,9 @@ class NodeBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """See the contract."""
         return "simulated"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """See the contract."""
         self._reach()
         found = None if self._cell.data is None else (self._cell.data, self._cell.version)
         self._answer()
@@ -69,7 +67,6 @@ class NodeBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """See the contract."""
         self._reach()
         done = self._cell.compare_and_set(state, token)
         data, version = self._cell.data, self._cell.version

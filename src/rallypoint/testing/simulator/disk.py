@@ -84,7 +84,6 @@ class SimulatedJournal(Journal):
         self._safe_until = float("-inf")
 
     def open(self, deadline: Deadline) -> Opened:
-        """See `Journal.open`."""
         self._disk.epoch = self._epoch = self._disk.epoch + 1
         self._renew()
         return Opened(self._epoch, self._disk.read())
@@ -103,11 +102,10 @@ class SimulatedJournal(Journal):
         return self._epoch == self._disk.epoch
 
     def may_answer(self) -> bool:
-        """See `Journal.may_answer`."""
         return self._process.time() < self._safe_until
 
     def commit(self, changes: Changes, deadline: Deadline, durable: Call = lambda: None) -> None:
-        """See `Journal.commit`; here it writes, and the writer syncs."""
+        """Here it writes, and the writer syncs."""
         if not self.leads:
             raise JournalLostError(f"epoch {self._epoch} is over: {self._disk.epoch} leads")
         if self._disk.full and changes:
@@ -115,7 +113,6 @@ class SimulatedJournal(Journal):
         self._disk.write(changes, durable)
 
     def close(self) -> None:
-        """See `Journal.close`."""
         self._epoch = 0
 
 
@@ -143,7 +140,6 @@ class SimulatedWriter:
         self._batch: tuple[Changes, Call] | None = None
 
     def write(self, changes: Changes, done: Done) -> None:
-        """See `scribe.Writer`."""
         if self._batch is None or self._batch[0] is not changes:  # else: it is tried again
             self._batch = (changes, self._noted())
         self._after_a_while(self._write, *self._batch, done)
@@ -168,7 +164,6 @@ class SimulatedWriter:
         self._process.soon(done, None)
 
     def stop(self) -> None:
-        """See `scribe.Writer`."""
         self._journal.close()
 
 

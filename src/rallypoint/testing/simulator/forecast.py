@@ -76,7 +76,6 @@ class Watching(Checker):
     forecast: Forecast
 
     def advance(self, state: State, *events: Event) -> Step:
-        """See the base."""
         for event in events:
             if isinstance(event, Lost):
                 died = self.died.pop(event.node, None)

@@ -41,7 +41,6 @@ class HostedNode(Agent):
         super().begin()
 
     def view(self) -> View:
-        """See the base."""
         return self.session.view
 
     def _changed(self, view: View) -> None:
@@ -51,7 +50,6 @@ class HostedNode(Agent):
     # -- joining: rendezvous.dynamic and rendezvous.hosted -------------------------------------
 
     def join(self, why: str) -> None:
-        """See the base."""
         self._why, self._waits = why, True
         if is_lost(self.session.view):  # L2; who was replaced is refused (I1)
             self.new_id()
@@ -122,7 +120,6 @@ class HostedNode(Agent):
     # -- other requests ------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """See the base."""
         join, seat = self.session.join, self.session.view.assignment
         if join is not None and seat is not None:
             event = Fail(join.node.id, seat.incarnation, seat.round, failure)
@@ -130,7 +127,6 @@ class HostedNode(Agent):
             self.session.ask(lambda i: wire.Ask(i, event), CLOSE_SECONDS, self.unblock)
 
     def finish(self) -> None:
-        """See the base."""
         join, seat = self.session.join, self.session.view.assignment
         if join is not None and seat is not None:
             event = Finish(join.node.id, seat.incarnation, seat.round)
@@ -139,7 +135,6 @@ class HostedNode(Agent):
             self.session.ask(lambda i: wire.Ask(i, event), CLOSE_SECONDS, self.unblock)
 
     def leave(self, why: str) -> None:
-        """See the base."""
         self.block()
         self._say_leave(why, LEAVE_SECONDS, self._left)
 
@@ -159,7 +154,6 @@ class HostedNode(Agent):
         session.ask(lambda i: wire.Ask(i, Leave(node, why)), limit, then)
 
     def gone(self) -> None:
-        """See the base."""
         self.process.kill()
 
 

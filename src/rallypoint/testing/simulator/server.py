@@ -59,13 +59,11 @@ class WatchedHost(runs.RunHost):
         self.bound_at[node] = self._loop.time()
 
     def disconnected(self, session: runs.Session) -> None:
-        """See the base."""
         if session.node is not None and self.sessions.get(session.node) is session:
             self.lost_at[session.node] = self._loop.time()
         super().disconnected(session)
 
     def adopt(self, state: State) -> None:
-        """See the base."""
         super().adopt(state)
         for node in [node for place in PLACES for node in getattr(state, place)]:
             self.lost_at[node] = self._loop.time()
@@ -75,19 +73,15 @@ class StrictFaults(Faults):
     """Here a fault of ours is what is looked for: it ends the simulation."""
 
     def of_run(self, run_id: str, error: Exception) -> None:
-        """See the base."""
         raise error
 
     def of_space(self, run_id: str, error: Exception) -> None:
-        """See the base."""
         raise error
 
     def of_connection(self, connection: Connection, error: Exception) -> None:
-        """See the base."""
         raise error
 
     def of_question(self, error: Exception) -> str:
-        """See the base."""
         raise error
 
 
@@ -103,7 +97,7 @@ class HostedServer(Server):
         self.faults = StrictFaults(self)
 
     def fence(self, error: BaseException) -> None:
-        """See the base; its process ends."""
+        """Its process ends."""
         super().fence(error)
         self._process.kill()
 

@@ -96,7 +96,6 @@ class SharedNode(Agent):
         self._next_tick: Handle | None = None
 
     def view(self) -> View:
-        """See the base."""
         return self.coordinator.view()
 
     # -- what the background thread does ---------------------------------------------------------
@@ -128,7 +127,6 @@ class SharedNode(Agent):
     # -- joining: rendezvous.dynamic and SharedCoordinator.join ----------------------------------
 
     def join(self, why: str) -> None:
-        """See the base."""
         self._why, self._waits = why, True
         self._deadline = Deadline(self.world.plan.join_seconds, self.process.time)
         if is_lost(self.view()):
@@ -200,12 +198,10 @@ class SharedNode(Agent):
     # -- other requests --------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """See the base."""
         limit = Deadline(CALL_SECONDS, self.process.time)
         self._request(lambda: self.coordinator.fail(failure, limit))
 
     def finish(self) -> None:
-        """See the base."""
         limit = Deadline(CALL_SECONDS, self.process.time)
         seat = self.view().assignment
         if seat is not None:
@@ -213,7 +209,6 @@ class SharedNode(Agent):
         self._request(lambda: self.coordinator.finish(limit))
 
     def leave(self, why: str) -> None:
-        """See the base."""
         self.world.truth.left.add(self.node_id)
         limit = Deadline(5.0, self.process.time)
         self._request(lambda: self.coordinator.leave(why, limit))
@@ -232,7 +227,6 @@ class SharedNode(Agent):
         self.unblock()
 
     def gone(self) -> None:
-        """See the base."""
         self.process.kill()
 
 

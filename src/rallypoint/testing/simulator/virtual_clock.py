@@ -135,7 +135,7 @@ class Process:
         return self.clockwork.add(self, 0.0, True, call, *args)
 
     def call_soon_threadsafe(self, call: Callable[..., object], *args: Any) -> Handle:
-        """See `call_soon`: there is one thread."""
+        """Run a call soon: the same as `call_soon`, as there is one thread."""
         return self.call_soon(call, *args)
 
     def soon(self, call: Callable[..., object], *args: Any) -> Handle:
