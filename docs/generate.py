@@ -27,6 +27,7 @@ from rallypoint.rendezvous.reports.status import json_schema
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "rallypoint"
 HELP_WIDTH = 96
+BASE = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__"))
 FIRST_FRAME = 100  # tags below are store requests, which travel in a Call
 
 
@@ -51,6 +52,57 @@ def first_sentence(text: str) -> str:
 def cell(text: str) -> str:
     """Return a text as it can stand in a table."""
     return text.replace("|", "\\|")
+
+
+def imports() -> str:
+    """Return the picture of the packages: an arrow from each to those that it imports.
+
+    An import that also follows from two others is left out, so that the picture can be read.
+    """
+    graph: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        if path.parent != SOURCE or path.stem not in ("__init__", "__main__"):
+            package = package_of(path.relative_to(SOURCE).parts[0].removesuffix(".py"))
+            graph.setdefault(package, set()).update(imported_packages(path) - {package})
+    lines = ["```mermaid", "flowchart TD", f'    base["{", ".join(BASE)}"]']
+    for package in sorted(graph):
+        direct = graph[package]
+        implied = {
+            name
+            for other in direct
+            for name in reachable(graph, other)
+            if other not in reachable(graph, name)
+        }
+        lines += [f"    {package} --> {name}" for name in sorted(direct - implied)]
+    return "\n".join([*lines, "```"])
+
+
+def package_of(name: str) -> str:
+    """Return the package that a name below `rallypoint` stands in: one for the single modules."""
+    return "base" if name in BASE else name
+
+
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages that a file imports, those named for types only included."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    found = {name.split(".")[1] for name in names if name.startswith("rallypoint.")}
+    return {package_of(name) for name in found if not name.startswith("__")}
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Return what a package imports, directly or not."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = graph.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return found
 
 
 def requests() -> str:
@@ -148,6 +200,7 @@ def help_of(command: click.Command, name: str) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "imports": ("architecture.md", imports),
     "layout": ("architecture.md", layout),
     "requests": ("protocol.md", requests),
     "frames": ("protocol.md", partial(frames, protocol)),
