@@ -1,15 +1,15 @@
 import pytest
-from tests.testing.simulator.test_world import a_world
+from tests.testing.simulator.test_world import a_serverless_world
 
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.testing.simulator.cas_store import Cell, Killed, NodeBackend
-from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.context import Violation
 from rallypoint.testing.simulator.virtual_clock import Process
 
 
 def a_cell() -> tuple[Cell, NodeBackend, list[bytes]]:
-    world, stored = a_world(shared=True), list[bytes]()
-    cell = Cell(world, stored.append)
+    world, stored = a_serverless_world(), list[bytes]()
+    cell = Cell(world, world.server.process, stored.append)
     return cell, NodeBackend(cell, Process(world.clockwork, "n0", 0.0)), stored
 
 
@@ -26,10 +26,10 @@ def test_it_compares_before_it_sets() -> None:
 
 def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() -> None:
     cell, backend, _stored = a_cell()
-    cell.world.network.block("store", "n0")
+    cell.simulation.network.block("store", "n0")
     with pytest.raises(RendezvousConnectionError, match="answer"):
         backend.set_state(b"a")
-    cell.world.network.block("n0", "store")
+    cell.simulation.network.block("n0", "store")
     with pytest.raises(RendezvousConnectionError, match="reach"):
         backend.set_state(b"b")
     assert cell.data == b"a"
@@ -37,16 +37,16 @@ def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() ->
 
 def test_others_go_on_while_one_waits() -> None:
     cell, backend, _stored = a_cell()
-    other, seen = Process(cell.world.clockwork, "n1", 0.0), list[float]()
+    other, seen = Process(cell.simulation.clockwork, "n1", 0.0), list[float]()
     other.call_later(1.0, lambda: seen.append(other.time()))
     backend.wait(2.0)
     assert seen == [1.0]
-    assert cell.world.clockwork.now == 2.0
+    assert cell.simulation.clockwork.now == 2.0
 
 
 def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
     cell, backend, _stored = a_cell()
-    clockwork, process = cell.world.clockwork, backend._process
+    clockwork, process = cell.simulation.clockwork, backend._process
     clockwork.add(clockwork.world, 0.5, False, process.pause)
     clockwork.add(clockwork.world, 5.0, False, process.go_on)
     backend.wait(1.0)
@@ -72,7 +72,7 @@ def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -
 
 def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
     cell, backend, _stored = a_cell()
-    other = Process(cell.world.clockwork, "n1", 0.0)
+    other = Process(cell.simulation.clockwork, "n1", 0.0)
 
     def fail() -> None:
         raise RendezvousConnectionError("n1 gave up")

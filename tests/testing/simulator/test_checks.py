@@ -4,8 +4,12 @@ from collections.abc import Iterable
 
 import pytest
 from tests.testing.simulator.planted import CASES, Case
+from tests.testing.simulator.test_world import a_serverless_world
 
-from rallypoint.testing.simulator import Kind, Plan, plan_from, search
+from rallypoint.core.advance import advance
+from rallypoint.core.events import Beat, Cause, Join, Lost
+from rallypoint.core.state import Node, Settings, State
+from rallypoint.testing.simulator import Kind, Plan, Violation, plan_from, search
 
 
 def has_any(plan: Plan, kinds: tuple[Kind, ...]) -> bool:
@@ -26,3 +30,23 @@ def test_a_planted_fault_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) 
 
 def test_at_least_ten_kinds_are_planted() -> None:
     assert len({case.plant for case in CASES}) >= 20
+
+
+def test_a_loss_must_come_after_a_lease_of_silence() -> None:
+    world = a_serverless_world()
+    checker, settings = world.checker, Settings(1, 2, lease_seconds=3.0)
+    state = State("simulated")
+
+    def happens(at: float, *events: object) -> None:
+        nonlocal state
+        world.clockwork.run_until(at)
+        step = advance(state, *events)  # type: ignore[arg-type] # events of the core
+        before, state = state, step.state
+        checker.stored(before, step)
+
+    for name in ("a", "b"):
+        happens(0.0, Join(Node(name, "h"), settings))
+    happens(2.0, Beat("a"))
+    happens(4.0, Lost("b", Cause.LEASE))
+    with pytest.raises(Violation, match=r"a was lost after 2\.10 s"):
+        happens(4.1, Lost("a", Cause.LEASE, 1))

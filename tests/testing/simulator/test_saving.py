@@ -49,7 +49,7 @@ def test_if_a_rank_is_gone_all_have_never_saved() -> None:
     ask = events.AskToSave(1, 1, ChangeKind.JOINING, "", "", 5.0, True)
     world.saves.ask(world.agents[0], ask)
     world.clockwork.run_until(6.0)
-    assert world.saves.done == set()
+    assert world.truth.saved == set()
 
 
 def test_an_agent_that_does_not_wait_for_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """The simulated server: durable, replaced, without room; and what such faults cost a run."""
 
 import msgspec
-from tests.testing.simulator.test_world import a_world, round_of
+from tests.testing.simulator.test_world import a_hosted_world, round_of
 
 from rallypoint.core.state import State
-from rallypoint.testing.simulator import Fault, Kind, World, plan_from
+from rallypoint.testing.simulator import Fault, HostedWorld, Kind, make_world, plan_from
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet
-from rallypoint.testing.simulator.world import make_world
 
 OUTAGES = {
     Kind.SERVER_KILL, Kind.SERVER_POWER, Kind.SERVER_TWIN, Kind.SERVER_FULL, Kind.SERVER_PAUSE,
@@ -15,7 +14,7 @@ OUTAGES = {
 
 
 def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
-    world = a_world(Fault(Kind.SERVER_POWER, 3.0, seconds=1.0))
+    world = a_hosted_world(Fault(Kind.SERVER_POWER, 3.0, seconds=1.0))
     world.run()
     assert (world.server.starts, world.server.life, world.server.disk.epoch) == (2, 0, 2)
     assert round_of(world) == (1, 3)
@@ -23,7 +22,7 @@ def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
 
 
 def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
-    world = a_world(Fault(Kind.SERVER_TWIN, 3.0, seconds=5.0))
+    world = a_hosted_world(Fault(Kind.SERVER_TWIN, 3.0, seconds=5.0))
     world.start()
     world.clockwork.run_until(2.0)
     old = world.server.process
@@ -40,7 +39,7 @@ def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
 
 
 def test_without_room_everything_waits() -> None:
-    world = a_world(Fault(Kind.SERVER_FULL, 0.0, seconds=4.0))
+    world = a_hosted_world(Fault(Kind.SERVER_FULL, 0.0, seconds=4.0))
     with world.watched():
         world.start()
         world.clockwork.run_until(3.9)
@@ -49,12 +48,12 @@ def test_without_room_everything_waits() -> None:
     assert round_of(world)[1] == 3
 
 
-def state_of(world: World) -> State | None:
+def state_of(world: HostedWorld) -> State | None:
     return world.server.state
 
 
 def test_a_disk_that_is_lost_is_another_life() -> None:
-    world = a_world()
+    world = a_hosted_world()
     world.server.start()
     assert state_of(world) == State(world.run_id)
     world.server.kill(1.0, power=False, lost=True)
@@ -65,7 +64,7 @@ def test_a_disk_that_is_lost_is_another_life() -> None:
 
 
 def test_who_starts_first_is_the_server() -> None:
-    world = a_world()
+    world = a_hosted_world()
     world.server.start()
     world.server.replace(1.0)
     world.server.kill(1.0, power=False, lost=False)

@@ -1,23 +1,23 @@
 """A simulated session against the real server."""
 
-from tests.testing.simulator.test_world import a_world
+from tests.testing.simulator.test_world import a_hosted_world
 
 from rallypoint.core.events import Close
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import View
-from rallypoint.testing.simulator import World
+from rallypoint.testing.simulator import HostedWorld
 from rallypoint.testing.simulator.session import NodeSession
 from rallypoint.testing.simulator.virtual_clock import Process
 
 
-def a_session(world: World, views: list[View] | None = None) -> NodeSession:
+def a_session(world: HostedWorld, views: list[View] | None = None) -> NodeSession:
     process = Process(world.clockwork, "n9", 0.0)
     seen = [] if views is None else views
     return NodeSession(world, process, 3.0, seen.append)
 
 
 def test_it_connects_beats_and_comes_back() -> None:
-    world, views = a_world(), list[View]()
+    world, views = a_hosted_world(), list[View]()
     world.server.start()
     session = a_session(world, views)
     session.connect()
@@ -34,7 +34,7 @@ def test_it_connects_beats_and_comes_back() -> None:
 
 
 def test_a_server_that_says_nothing_is_left() -> None:
-    world, views = a_world(), list[View]()
+    world, views = a_hosted_world(), list[View]()
     world.server.start()
     session = a_session(world, views)
     session.connect()
@@ -46,7 +46,7 @@ def test_a_server_that_says_nothing_is_left() -> None:
 
 
 def test_a_request_is_sent_again_until_it_is_answered_or_given_up() -> None:
-    world, answers = a_world(), list[bool]()
+    world, answers = a_hosted_world(), list[bool]()
     world.truth.orders.add(("Close", ""))
     session = a_session(world)
     session.ask(lambda i: wire.Ask(i, Close("me", "enough")), 30.0, answers.append)

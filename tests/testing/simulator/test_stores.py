@@ -1,6 +1,6 @@
 """Store clients in the simulated world: exactly once, whatever the connection goes through."""
 
-from tests.testing.simulator.test_world import a_world
+from tests.testing.simulator.test_world import a_hosted_world, a_world
 
 from rallypoint.net import protocol as p
 from rallypoint.testing.simulator import Fault, Kind
@@ -41,7 +41,7 @@ def test_a_new_server_leaves_calls_in_doubt() -> None:
 
 
 def test_seen_holds_what_is_still_open() -> None:
-    world = a_world(stores=1)
+    world = a_hosted_world(stores=1)
     world.server.start()
     client = StoreClient(world, 7)
     client.begin()

@@ -3,7 +3,8 @@
 import pytest
 
 from rallypoint.core.state import Closed, Sealed, Settings
-from rallypoint.testing.simulator import Fault, Kind, Plan, World, make_world
+from rallypoint.testing.simulator import Fault, HostedWorld, Kind, Plan, World, make_world
+from rallypoint.testing.simulator.serverless import ServerlessWorld
 
 SETTINGS = Settings(
     2, 4, last_call_seconds=0.5, rejoin_seconds=5.0, lease_seconds=3.0, grace_seconds=0.5
@@ -15,6 +16,18 @@ def a_world(*faults: Fault, shared: bool = False, **fields: object) -> World:
     for name, value in fields.items():
         plan = type(plan)(**{**{f: getattr(plan, f) for f in plan.__struct_fields__}, name: value})
     return make_world(plan, trace=True)
+
+
+def a_hosted_world(*faults: Fault, **fields: object) -> HostedWorld:
+    world = a_world(*faults, shared=False, **fields)
+    assert isinstance(world, HostedWorld)
+    return world
+
+
+def a_serverless_world(*faults: Fault, **fields: object) -> ServerlessWorld:
+    world = a_world(*faults, shared=True, **fields)
+    assert isinstance(world, ServerlessWorld)
+    return world
 
 
 def round_of(world: World) -> tuple[int, int]:

@@ -1,15 +1,11 @@
 """A simulated compare-and-set store, and each node's way to it."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rallypoint.errors import RallypointError, RendezvousConnectionError
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
-from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.context import Simulation, Violation
 from rallypoint.testing.simulator.virtual_clock import Process
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
 
 ACCESS_SECONDS = 0.004
 SLICE_SECONDS = 0.02
@@ -23,12 +19,16 @@ class Cell:
     """One state behind compare-and-set.
 
     Args:
-        world: its time and network.
+        simulation: its time and network.
+        process: the store itself; while it is paused, nobody reaches it.
         stored: called with each state that was written.
     """
 
-    def __init__(self, world: "World", stored: Callable[[bytes], None]) -> None:
-        self.world = world
+    def __init__(
+        self, simulation: Simulation, process: Process, stored: Callable[[bytes], None]
+    ) -> None:
+        self.simulation = simulation
+        self.process = process
         self.data: bytes | None = None
         self.version = 0
         self._stored = stored
@@ -74,20 +74,19 @@ class NodeBackend(RendezvousBackend):
         return None if data is None else (data, version, done)
 
     def _reach(self) -> None:
-        self.wait(self._cell.world.clockwork.random.random() * ACCESS_SECONDS)
+        self.wait(self._cell.simulation.clockwork.random.random() * ACCESS_SECONDS)
         if self._is_cut("up"):
             raise RendezvousConnectionError("the store is out of reach")
 
     def _answer(self) -> None:
-        self.wait(self._cell.world.clockwork.random.random() * ACCESS_SECONDS)
+        self.wait(self._cell.simulation.clockwork.random.random() * ACCESS_SECONDS)
         if self._is_cut("down"):
             raise RendezvousConnectionError("the store's answer did not come")
 
     def _is_cut(self, way: str) -> bool:
-        world, me = self._cell.world, self._process.name
-        pair = (me, "store") if way == "up" else ("store", me)
-        store = world.server.process
-        return world.network.is_blocked(*pair) or (store is not None and store.paused)
+        store, me = self._cell.process, self._process.name
+        pair = (me, store.name) if way == "up" else (store.name, me)
+        return self._cell.simulation.network.is_blocked(*pair) or store.paused
 
     def wait(self, seconds: float) -> None:
         """Let the world go on without this node."""
@@ -101,11 +100,11 @@ class NodeBackend(RendezvousBackend):
     def _others_for(self, seconds: float) -> None:
         """Let others act; this node's callbacks wait, also once a fault of it is over."""
         self._process.pause()
-        self._others_until(self._cell.world.clockwork.now + seconds)
+        self._others_until(self._cell.simulation.clockwork.now + seconds)
         self._process.go_on()
 
     def _others_until(self, end: float) -> None:
         try:
-            self._cell.world.clockwork.run_until(end)
+            self._cell.simulation.clockwork.run_until(end)
         except RallypointError as error:  # another's: it must not look like an answer to this one
             raise Violation(type(error).__name__, f"nobody took {error!r}") from error

@@ -5,12 +5,12 @@ node's bytes last reached the server. Each event that the hosts hand to the core
 reason for which a node ends its workers, must have its cause there.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy import decisions
 from rallypoint.agent.policy import events as agent_events
-from rallypoint.core.advance import Step, advance, timer_seconds
+from rallypoint.core.advance import Step, advance, timer_seconds, timers
 from rallypoint.core.events import (
     Admit,
     Assignment,
@@ -32,83 +32,155 @@ from rallypoint.core.events import (
     SteadyOver,
     Timer,
 )
+from rallypoint.core.explain import describe
 from rallypoint.core.invariants import check_state, check_step
 from rallypoint.core.state import (
     PLACES,
     Closed,
     NodeId,
-    Round,
     Sealed,
     State,
+    round_number,
 )
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Order
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.node import Agent
-    from rallypoint.testing.simulator.world import World
+from rallypoint.testing.simulator.context import ServerLives, Simulation, Violation
+from rallypoint.testing.simulator.node import Agent
+from rallypoint.testing.simulator.server import SimulatedServer
 
 TIMERS = (LastCallOver, RejoinOver, ReplacementWaitOver, SteadyOver, ExclusionOver)
 HELD_UP_SECONDS = 1.0  # what a server may not notice of its own absence, each time
 ROUNDING_SECONDS = 0.01
+LEEWAY_SECONDS = 0.5
 
 
-class Violation(Exception):
-    """Something that must hold does not. `kind` names it, for shrinking."""
+class Checker(ABC):
+    """Checks the steps, messages and decisions of one world.
 
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
+    Args:
+        simulation: what is checked.
+        server: of the world, or the store in its place.
+    """
 
-
-class Truth:
-    """What really happened."""
-
-    def __init__(self) -> None:
-        self.joined: set[NodeId] = set()
-        self.left: set[NodeId] = set()
-        self.done: set[tuple[NodeId, int]] = set()
-        self.failed: set[tuple[NodeId, int]] = set()
-        self.orders: set[tuple[str, str]] = set()
-        self.fenced: set[NodeId] = set()
-        self.openings: set[tuple[int, int, str]] = set()
-        self.closings: set[tuple[int, str]] = set()
-        self._heard: dict[NodeId, list[tuple[float, float]]] = {}  # when, server's pauses by then
-        self.rounds: dict[tuple[int, int, int], Round] = {}
-        self.seats: dict[tuple[int, int, int], dict[int, NodeId]] = {}
-        self.common: dict[tuple[int, int, int], tuple[object, ...]] = {}
-        self.timers: dict[tuple[int, Timer], tuple[float, float]] = {}
-
-    def hear(self, node: NodeId, now: float, paused: float) -> None:
-        """A node's bytes were taken in by the server."""
-        times = self._heard.setdefault(node, [])
-        if times and times[-1][0] == now:
-            return
-        times.append((now, paused))
-        del times[:-2]
-
-    def heard(self, node: NodeId, now: float) -> tuple[float, float] | None:
-        """Return when a node was last heard before now: what comes now was not judged yet."""
-        earlier = [each for each in self._heard.get(node, ()) if each[0] < now]
-        return earlier[-1] if earlier else None
-
-
-class Checker:
-    """Checks steps, messages and decisions of one world."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.truth = world.truth
+    def __init__(self, simulation: Simulation, server: ServerLives) -> None:
+        self.simulation = simulation
+        self.server = server
+        self.truth = simulation.truth
         self.steps = 0
 
-    # -- the core ------------------------------------------------------------------------------
+    @abstractmethod
+    def advance(self, state: State, *events: Event) -> Step:
+        """Take the place of the core's `advance`, and check the step."""
+
+    def _sealing(self, before: State, step: Step) -> None:
+        """G1: nobody of the round before is passed over who is alive and has not gone."""
+        after = step.state
+        if not isinstance(after.phase, Sealed):
+            return
+        life, record = self.server.life, after.phase.record
+        key = (life, after.incarnation, record.number)
+        first = self.truth.rounds.setdefault(key, record)
+        if first != record:
+            raise Violation("two worlds", f"round {record.number} was sealed twice: {first}")
+        former = self.truth.rounds.get((life, after.incarnation, record.number - 1))
+        seated = {seat.node.id for seat in record.seats}
+        put_out = {node for out in after.exclusions for node in out.nodes}
+        for seat in former.seats if former is not None else ():
+            node = seat.node.id
+            gone = node in after.fenced or node in self.truth.left or node in self.truth.fenced
+            gone = gone or node in put_out
+            if node not in seated and node not in after.finished and not gone:
+                raise Violation(
+                    "G1", f"round {record.number} was sealed without {node}, who is alive"
+                )
+
+    # -- what nodes are told, and do -------------------------------------------------------------
+
+    def told(self, life: int, node: NodeId, message: wire.Told) -> None:
+        """A node was told something."""
+        if isinstance(message, wire.Seated):
+            self.seated(life, node, message.seat)
+
+    def seated(self, life: int, node: NodeId, seat: Assignment) -> None:
+        """A node was given a seat: all who are told of the round must be told the same."""
+        key = (life, seat.incarnation, seat.round)
+        common = (
+            seat.size, seat.world_size, seat.master_addr, seat.master_port, seat.restarts,
+            seat.reason,
+        )  # fmt: skip
+        first = self.truth.common.setdefault(key, common)
+        if first != common:
+            raise Violation("agreement", f"round {key} was told as {first} and as {common}")
+        holders = self.truth.seats.setdefault(key, {})
+        holder = holders.setdefault(seat.rank, node)
+        if holder != node:
+            raise Violation("agreement", f"rank {seat.rank} of {key}: {holder} and {node}")
+        if any(n == node and rank != seat.rank for rank, n in holders.items()):
+            raise Violation("agreement", f"{node} has two ranks in {key}")
+        if not 0 <= seat.rank < seat.size:
+            raise Violation("agreement", f"rank {seat.rank} of {seat.size}")
+
+    def stops(self, agent: Agent, event: agent_events.Event, reason: str) -> None:
+        """A node ends workers that were well: it must say why, and that must be so."""
+        truth = self.truth
+        match event:
+            case agent_events.RoundOpened(incarnation=i, round=n, why=why):
+                fine = bool(why) and ((i, n, why) in truth.openings or self._reopened(i, n))
+            case agent_events.Fenced():
+                fine = agent.node_id in truth.fenced or self.server.life > 0
+            case agent_events.RunClosed(incarnation=i, why=why):
+                fine = (i, why) in truth.closings
+            case agent_events.Signal():
+                fine = True
+            case agent_events.WorkerExited(round=n, exit_code=code):
+                fine = code != 0 and (agent.node_id, n) in truth.failed
+            case agent_events.AdmitDue():
+                fine = True
+            case agent_events.WorkersSaved(round=n):
+                fine = self._saved(agent, n)
+            case _:
+                fine = False
+        if not fine or not reason:
+            raise Violation("killed", f"{agent.node_id} ends its workers for {event!r}")
+
+    def overlooked(self, agent: Agent, opened: RoundOpened) -> None:
+        """A node was told a while ago that its round is over: it must not work in it still."""
+        phase = agent.state.phase
+        if not isinstance(phase, decisions.Working) or agent.view().opened != opened:
+            return
+        seat = phase.assignment
+        if (seat.incarnation, seat.round) < (opened.incarnation, opened.round):
+            raise Violation("overlooked", f"{agent.node_id} still works in round {seat.round}")
+
+    def _saved(self, agent: Agent, number: int) -> bool:
+        phase = agent.state.phase  # as it was before the event
+        if not isinstance(phase, decisions.Working):
+            return False
+        return (phase.assignment.incarnation, number) in self.truth.saved
+
+    def _reopened(self, incarnation: int, number: int) -> bool:
+        return any(o[:2] == (incarnation, number) for o in self.truth.openings)
+
+
+class HostedChecker(Checker):
+    """Checks what the hosts of a server do; a step counts once it is durable.
+
+    Args:
+        simulation: what is checked.
+        server: of the world.
+    """
+
+    server: SimulatedServer
+
+    def __init__(self, simulation: Simulation, server: SimulatedServer) -> None:
+        super().__init__(simulation, server)
 
     def advance(self, state: State, *events: Event) -> Step:
         """Be `advance` for a server's host; what follows from it counts once it is durable."""
         step = advance_now(state, *events)
         self.steps += 1
         check_core(state, step)
-        server = self.world.server
+        server = self.server
         host = server.owner(state)
         for event in events:
             self._cause(event, state)
@@ -121,8 +193,8 @@ class Checker:
             self.begins(step.timers)
         if host is not None:
             host.steps.append((state, step, events))
-        if self.world.lines is not None:
-            self.world.note("server", f"{', '.join(map(event_line, events))}: {step.reason}")
+        if self.simulation.lines is not None:
+            self.simulation.note("server", f"{', '.join(map(event_line, events))}: {step.reason}")
         return step
 
     def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
@@ -151,11 +223,11 @@ class Checker:
             raise Violation("invented", f"nothing in the world caused {event}")
 
     def _loss(self, lost: Lost, state: State) -> None:
-        server, settings = self.world.server, state.settings
+        server, settings = self.server, state.settings
         if server.host is None or server.process is None or settings is None:
             return
         leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up
-        now, paused = self.world.clockwork.now, server.process.paused_seconds()
+        now, paused = self.simulation.clockwork.now, server.process.paused_seconds()
         if lost.cause is Cause.LEASE:
             heard = self.truth.heard(lost.node, now)
             silent = now - heard[0] - (paused - heard[1]) if heard else now
@@ -174,8 +246,6 @@ class Checker:
                 raise Violation("false loss", text)
 
     def _late_timers(self, state: State, events: Iterable[Event]) -> None:
-        from rallypoint.core.advance import timers
-
         for event in events:
             step = advance_now(state, event)
             if isinstance(event, TIMERS):
@@ -185,13 +255,13 @@ class Checker:
             state = step.state
 
     def _early(self, timer: Timer, state: State) -> None:
-        process = self.world.server.process
-        began = self.truth.timers.get((self.world.server.starts, timer))
+        process = self.server.process
+        began = self.truth.timers.get((self.server.starts, timer))
         if began is None or process is None:
             return
-        ran = self.world.clockwork.now - began[0] - (process.paused_seconds() - began[1])
+        ran = self.simulation.clockwork.now - began[0] - (process.paused_seconds() - began[1])
         wanted = timer_seconds(state, timer)
-        server = self.world.server
+        server = self.server
         leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up + server.jumped_seconds
         if ran < wanted - leeway and state.settings is not None:
             raise Violation("early timer", f"{timer} ended after {ran:.2f} s of {wanted:g}")
@@ -203,35 +273,13 @@ class Checker:
         spent = most is not None and before.restarts > most  # B1: judged once all are back
         if not spent and not any(isinstance(event, Close | Fail | Finish) for event in events):
             raise Violation("L3", f"the run was closed by {events}")
-        life = self.world.server.life
+        life = self.server.life
         number = after.phase.round
         record = self.truth.rounds.get((life, after.incarnation, number))
         if after.phase.finished and record is not None:
             for seat in record.seats:
                 if (seat.node.id, number) not in self.truth.done:
                     raise Violation("F1", f"{seat.node.id} has not finished round {number}")
-
-    def _sealing(self, before: State, step: Step) -> None:
-        """G1: nobody of the round before is passed over who is alive and has not gone."""
-        after = step.state
-        if not isinstance(after.phase, Sealed):
-            return
-        life, record = self.world.server.life, after.phase.record
-        key = (life, after.incarnation, record.number)
-        first = self.truth.rounds.setdefault(key, record)
-        if first != record:
-            raise Violation("two worlds", f"round {record.number} was sealed twice: {first}")
-        former = self.truth.rounds.get((life, after.incarnation, record.number - 1))
-        seated = {seat.node.id for seat in record.seats}
-        put_out = {node for out in after.exclusions for node in out.nodes}
-        for seat in former.seats if former is not None else ():
-            node = seat.node.id
-            gone = node in after.fenced or node in self.truth.left or node in self.truth.fenced
-            gone = gone or node in put_out
-            if node not in seated and node not in after.finished and not gone:
-                raise Violation(
-                    "G1", f"round {record.number} was sealed without {node}, who is alive"
-                )
 
     def _remember(self, step: Step) -> None:
         state, truth = step.state, self.truth
@@ -246,81 +294,61 @@ class Checker:
 
     def begins(self, running: Iterable[Timer]) -> None:
         """Timers run in the server; those that are new begin now."""
-        process = self.world.server.process
+        process = self.server.process
         for timer in running:
-            key = (self.world.server.starts, timer)
+            key = (self.server.starts, timer)
             if process is not None and key not in self.truth.timers:
-                self.truth.timers[key] = (self.world.clockwork.now, process.paused_seconds())
+                self.truth.timers[key] = (self.simulation.clockwork.now, process.paused_seconds())
 
-    # -- what nodes are told, and do -------------------------------------------------------------
+
+class ServerlessChecker(Checker):
+    """Checks what nodes derive, what is stored, and what they then do."""
+
+    def __init__(self, simulation: Simulation, server: ServerLives) -> None:
+        super().__init__(simulation, server)
+        self._signs: dict[NodeId, tuple[int, float]] = {}
+
+    def advance(self, state: State, *events: Event) -> Step:
+        """Be `advance` for the exchanges: whether it counts is decided by the write."""
+        step = advance_now(state, *events)
+        self.steps += 1
+        check_core(state, step)
+        return step
 
     def stored(self, before: State, step: Step) -> None:
-        """A state was written (worlds without a server)."""
+        """A state was written."""
+        after = step.state
+        check_core(before, step)
+        self._losses(before, after)
+        self._sealing(before, step)
+        self.truth.fenced.update(after.fenced)
+        self.truth.fenced.update(node for out in after.exclusions for node in out.nodes)
+        self.truth.fenced.update(
+            node for place in PLACES for node in getattr(before, place) if not _is_in(after, node)
+        )
+        if not isinstance(after.phase, Closed):
+            self.truth.openings.add((after.incarnation, round_number(after.phase), after.opening))
+        else:
+            self.truth.closings.add((after.incarnation, after.phase.why))
+        for place in PLACES:
+            for node, member in getattr(after, place).items():
+                if self._signs.get(node, (-1, 0.0))[0] != member.beats:
+                    self._signs[node] = (member.beats, self.simulation.clockwork.now)
+        self.simulation.note("store", describe(after))
 
-    def told(self, life: int, node: NodeId, message: wire.Told) -> None:
-        """A node was told something."""
-        if isinstance(message, wire.Seated):
-            self.seated(life, node, message.seat)
+    def _losses(self, before: State, after: State) -> None:
+        settings, now = after.settings, self.simulation.clockwork.now
+        for node, why in after.fenced.items():
+            if node in before.fenced or Cause.LEASE.value not in why or settings is None:
+                continue
+            silent = now - self._signs.get(node, (0, 0.0))[1]
+            jumped = sum(f.seconds for f in self.simulation.plan.faults if "jump" in f.kind.value)
+            if silent < settings.lease_seconds - LEEWAY_SECONDS - jumped:
+                raise Violation("false loss", f"{node} was lost after {silent:.2f} s of silence")
 
-    def seated(self, life: int, node: NodeId, seat: Assignment) -> None:
-        """A node was given a seat: all who are told of the round must be told the same."""
-        key = (life, seat.incarnation, seat.round)
-        common = (
-            seat.size, seat.world_size, seat.master_addr, seat.master_port, seat.restarts,
-            seat.reason,
-        )  # fmt: skip
-        first = self.truth.common.setdefault(key, common)
-        if first != common:
-            raise Violation("agreement", f"round {key} was told as {first} and as {common}")
-        holders = self.truth.seats.setdefault(key, {})
-        holder = holders.setdefault(seat.rank, node)
-        if holder != node:
-            raise Violation("agreement", f"rank {seat.rank} of {key}: {holder} and {node}")
-        if any(n == node and rank != seat.rank for rank, n in holders.items()):
-            raise Violation("agreement", f"{node} has two ranks in {key}")
-        if not 0 <= seat.rank < seat.size:
-            raise Violation("agreement", f"rank {seat.rank} of {seat.size}")
 
-    def stops(self, agent: "Agent", event: agent_events.Event, reason: str) -> None:
-        """A node ends workers that were well: it must say why, and that must be so."""
-        truth = self.truth
-        match event:
-            case agent_events.RoundOpened(incarnation=i, round=n, why=why):
-                fine = bool(why) and ((i, n, why) in truth.openings or self._reopened(i, n))
-            case agent_events.Fenced():
-                fine = agent.node_id in truth.fenced or self.world.server.life > 0
-            case agent_events.RunClosed(incarnation=i, why=why):
-                fine = (i, why) in truth.closings
-            case agent_events.Signal():
-                fine = True
-            case agent_events.WorkerExited(round=n, exit_code=code):
-                fine = code != 0 and (agent.node_id, n) in truth.failed
-            case agent_events.AdmitDue():
-                fine = True
-            case agent_events.WorkersSaved(round=n):
-                fine = self._saved(agent, n)
-            case _:
-                fine = False
-        if not fine or not reason:
-            raise Violation("killed", f"{agent.node_id} ends its workers for {event!r}")
-
-    def overlooked(self, agent: "Agent", opened: RoundOpened) -> None:
-        """A node was told a while ago that its round is over: it must not work in it still."""
-        phase = agent.state.phase
-        if not isinstance(phase, decisions.Working) or agent.view().opened != opened:
-            return
-        seat = phase.assignment
-        if (seat.incarnation, seat.round) < (opened.incarnation, opened.round):
-            raise Violation("overlooked", f"{agent.node_id} still works in round {seat.round}")
-
-    def _saved(self, agent: "Agent", number: int) -> bool:
-        phase = agent.state.phase  # as it was before the event
-        if not isinstance(phase, decisions.Working):
-            return False
-        return (phase.assignment.incarnation, number) in self.world.saves.done
-
-    def _reopened(self, incarnation: int, number: int) -> bool:
-        return any(o[:2] == (incarnation, number) for o in self.truth.openings)
+def _is_in(state: State, node: NodeId) -> bool:
+    return any(node in getattr(state, place) for place in PLACES)
 
 
 def what_of(order: Order) -> tuple[str, str]:

@@ -11,16 +11,13 @@ nobody else can have been let in.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalFullError, JournalLostError
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.group_commit import Changes, Done
+from rallypoint.testing.simulator.context import Simulation
 from rallypoint.testing.simulator.virtual_clock import Process
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
 
 LEASE_SECONDS = 2.0  # of the journal: after that another server may open it
 Call = Callable[[], None]
@@ -120,7 +117,7 @@ class SimulatedWriter:
     """Commits after a while.
 
     Args:
-        world: whose disk's speed is in its plan.
+        simulation: its plan says how fast the disk is.
         process: the server.
         journal: opened.
         disk: what it is on.
@@ -129,14 +126,17 @@ class SimulatedWriter:
 
     def __init__(
         self,
-        world: "World",
+        simulation: Simulation,
         process: Process,
         journal: SimulatedJournal,
         disk: Disk,
         noted: Callable[[], Call],
     ) -> None:
-        self._world, self._process = world, process
-        self._journal, self._disk, self._noted = journal, disk, noted
+        self._simulation = simulation
+        self._process = process
+        self._journal = journal
+        self._disk = disk
+        self._noted = noted
         self._batch: tuple[Changes, Call] | None = None
 
     def write(self, changes: Changes, done: Done) -> None:
@@ -145,8 +145,8 @@ class SimulatedWriter:
         self._after_a_while(self._write, *self._batch, done)
 
     def _after_a_while(self, call: Callable[..., None], *args: object) -> None:
-        least, most = self._world.plan.disk_seconds
-        clockwork = self._world.clockwork
+        least, most = self._simulation.plan.disk_seconds
+        clockwork = self._simulation.clockwork
         seconds = least + (most - least) * clockwork.random.random()
         clockwork.add(self._process, seconds, False, call, *args)
 

@@ -2,31 +2,47 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Close, Exclude, Notify
+from rallypoint.rendezvous.coordinator import Order
+from rallypoint.testing.simulator.context import ServerLives, Simulation
+from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import STEP_KINDS, Fault, Kind
+from rallypoint.testing.simulator.stores import StoreClient
 from rallypoint.testing.simulator.virtual_clock import Process
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.node import Agent
-    from rallypoint.testing.simulator.world import World
 
 SLOWNESS = 40.0
 CRASH_CHANCE, CRASH_SECONDS = 0.5, 3.0  # of workers whose peer has died
+
+
+class Victims(Protocol):
+    """What faults act on, besides time and network."""
+
+    agents: list[Agent]
+    stores: list[StoreClient]
+    server: ServerLives
+
+    def new_agent(self, host: int, number: int = 0) -> Agent:
+        """Start an agent on a machine that has had `number` others."""
+
+    def order(self, event: Order) -> None:
+        """Somebody who takes no part changes something about the run."""
 
 
 class Faults:
     """What goes wrong in a world, and when it has stopped.
 
     Args:
-        world: to which it happens.
+        simulation: its time, network and plan.
+        victims: what the faults act on.
     """
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
-        self._clockwork = world.clockwork
+    def __init__(self, simulation: Simulation, victims: Victims) -> None:
+        self._simulation = simulation
+        self._victims = victims
+        self._clockwork = simulation.clockwork
         self._steps: dict[int, Fault] = {}
         self._blocks: list[tuple[str, str]] = []  # node, "up" or "down"
         self._server_slowness = 1.0
@@ -40,15 +56,15 @@ class Faults:
             Kind.PART_UP: self._part, Kind.PART_DOWN: self._part,
             Kind.SERVER_PAUSE: self._server_pause, Kind.SERVER_SLOW: self._server_slow,
             Kind.SERVER_JUMP: self._server_jump, Kind.SERVER_KILL: self._server_kill,
-            Kind.SERVER_TWIN: lambda fault: self._world.server.replace(fault.seconds),
-            Kind.SERVER_FULL: lambda fault: self._world.server.fill_disk(fault.seconds),
+            Kind.SERVER_TWIN: lambda fault: self._victims.server.replace(fault.seconds),
+            Kind.SERVER_FULL: lambda fault: self._victims.server.fill_disk(fault.seconds),
             Kind.SERVER_POWER: self._server_kill, Kind.SERVER_LOST: self._server_kill,
             Kind.CLOSE: self._close, Kind.NOTICE: self._notice, Kind.EXCLUDE: self._exclude,
         }  # fmt: skip
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
         """Let the faults come at their time."""
-        self.end = self._world.plan.fault_seconds
+        self.end = self._simulation.plan.fault_seconds
         for fault in faults:
             if fault.kind in STEP_KINDS:
                 self._steps[int(fault.at)] = fault
@@ -67,18 +83,18 @@ class Faults:
         self._clockwork.add(self._clockwork.world, seconds, False, call)
 
     def _happens(self, fault: Fault) -> None:
-        self._world.note("FAULT", fault.line())
+        self._simulation.note("FAULT", fault.line())
         self._do[fault.kind](fault)
 
-    def agent(self, fault: Fault) -> "Agent":
+    def agent(self, fault: Fault) -> Agent:
         """Return the agent that is now on the fault's machine."""
-        agents = self._world.agents
+        agents = self._victims.agents
         return agents[fault.node % len(agents)]
 
     def process(self, fault: Fault) -> Process:
         """Return the process that the fault concerns: an agent's, or a store client's."""
-        world = self._world
-        everyone = [a.process for a in world.agents] + [c.process for c in world.stores]
+        victims = self._victims
+        everyone = [a.process for a in victims.agents] + [c.process for c in victims.stores]
         return everyone[fault.node % len(everyone)]
 
     # -- nodes -----------------------------------------------------------------------------------
@@ -90,27 +106,27 @@ class Faults:
         if fault.back:
             self._later(fault.seconds, partial(self._come_back, agent.host))
 
-    def kill_agent(self, agent: "Agent", power: bool) -> None:
+    def kill_agent(self, agent: Agent, power: bool) -> None:
         """Kill an agent; the workers of its peers may crash for it."""
         seat = agent.working
         agent.working = None
         if power:
-            self._world.network.vanish(agent.process)
+            self._simulation.network.vanish(agent.process)
         else:
             agent.process.kill()
-        for other in self._world.agents if seat is not None else ():
+        for other in self._victims.agents if seat is not None else ():
             crashes = self._clockwork.random.random() < CRASH_CHANCE
             if other.working is not None and other.process.alive and crashes:
                 delay = self._clockwork.random.random() * CRASH_SECONDS
                 other.process.call_later(delay, other.worker_ends, other.working, 1)
 
     def _come_back(self, host: int) -> None:
-        agent = self._world.agents[host]
+        agent = self._victims.agents[host]
         if not agent.process.alive:
-            self._world.new_agent(host, agent.name.count("'") + 1)
+            self._victims.new_agent(host, agent.name.count("'") + 1)
 
     def _come(self, fault: Fault) -> None:
-        self._world.new_agent(len(self._world.agents))
+        self._victims.new_agent(len(self._victims.agents))
 
     def _pause(self, fault: Fault) -> None:
         process = self.process(fault)
@@ -141,17 +157,17 @@ class Faults:
         fault = self._steps.pop(self._clockwork.steps, None)
         if fault is None or self.stopped:
             return
-        self._world.note("FAULT", f"{fault.line()}: {process.name}")
-        agent = next((a for a in self._world.agents if a.process is process), None)
+        self._simulation.note("FAULT", f"{fault.line()}: {process.name}")
+        agent = next((a for a in self._victims.agents if a.process is process), None)
         if agent is not None and fault.kind is Kind.KILL_STEP:
             self.kill_agent(agent, power=False)
             if fault.back:
                 self._later(fault.seconds, partial(self._come_back, agent.host))
-        elif process is self._world.server.process and fault.kind is Kind.KILL_STEP:
-            self._world.server.kill(fault.seconds, power=True, lost=False)
+        elif process is self._victims.server.process and fault.kind is Kind.KILL_STEP:
+            self._victims.server.kill(fault.seconds, power=True, lost=False)
         else:
-            if process is self._world.server.process:
-                self._world.server.held_up += 1
+            if process is self._victims.server.process:
+                self._victims.server.held_up += 1
             process.pause()
             self._later(fault.seconds, process.go_on)
         self.end = max(self.end, self._clockwork.now + fault.seconds + 0.1)
@@ -160,7 +176,7 @@ class Faults:
 
     def _cut(self, fault: Fault) -> None:
         sides = {Kind.CUT: "both", Kind.CUT_NEAR: "near", Kind.CUT_FAR: "far"}
-        self._world.network.cut(self.process(fault), sides[fault.kind])
+        self._simulation.network.cut(self.process(fault), sides[fault.kind])
 
     def _part(self, fault: Fault) -> None:
         name = self.process(fault).name
@@ -175,12 +191,12 @@ class Faults:
         self._set(name, way, False)
 
     def _set(self, name: str, way: str, blocked: bool) -> None:
-        server = self._world.server.process
+        server = self._victims.server.process
         if server is not None:
             self._set_with(server.name, name, way, blocked)
 
     def _set_with(self, server: str, name: str, way: str, blocked: bool) -> None:
-        network = self._world.network
+        network = self._simulation.network
         pair = (name, server) if way == "up" else (server, name)
         if blocked:
             network.block(*pair)
@@ -195,44 +211,44 @@ class Faults:
     # -- the server --------------------------------------------------------------------------------
 
     def _server_pause(self, fault: Fault) -> None:
-        process = self._world.server.process
+        process = self._victims.server.process
         if process is not None:
-            self._world.server.held_up += 1
+            self._victims.server.held_up += 1
             process.pause()
             self._later(fault.seconds, process.go_on)
 
     def _server_slow(self, fault: Fault) -> None:
-        process = self._world.server.process
+        process = self._victims.server.process
         if process is not None:
             process.slowness = SLOWNESS
             self._later(fault.seconds, lambda: setattr(process, "slowness", 1.0))
 
     def _server_jump(self, fault: Fault) -> None:
-        process = self._world.server.process
+        process = self._victims.server.process
         if process is not None and process.alive:
-            self._world.server.held_up += 1
-            self._world.server.jumped_seconds += fault.seconds
+            self._victims.server.held_up += 1
+            self._victims.server.jumped_seconds += fault.seconds
             process.jump(fault.seconds)
 
     def _server_kill(self, fault: Fault) -> None:
         power, lost = fault.kind is Kind.SERVER_POWER, fault.kind is Kind.SERVER_LOST
-        self._world.server.kill(fault.seconds, power, lost)
+        self._victims.server.kill(fault.seconds, power, lost)
 
     def _close(self, fault: Fault) -> None:
-        self._world.order(Close("a user", "enough"))
+        self._victims.order(Close("a user", "enough"))
 
     # -- what people do ----------------------------------------------------------------------------
 
     def _notice(self, fault: Fault) -> None:
-        self._world.order(Notify(self.agent(fault).node_id, "a notice", "a user", fault.seconds))
+        self._victims.order(Notify(self.agent(fault).node_id, "a notice", "a user", fault.seconds))
 
     def _exclude(self, fault: Fault) -> None:
         """Keep a machine out: until it is admitted, and its agent comes back, or for a time."""
         agent = self.agent(fault)
         address = agent.describe().address
         seconds = None if fault.back else fault.seconds
-        self._world.order(Exclude(Aspect.ADDRESS, address, "bad", "a user", seconds))
+        self._victims.order(Exclude(Aspect.ADDRESS, address, "bad", "a user", seconds))
         if fault.back:
             admit = Admit(Aspect.ADDRESS, address, "a user")
-            self._later(fault.seconds, partial(self._world.order, admit))
+            self._later(fault.seconds, partial(self._victims.order, admit))
             self._later(fault.seconds, partial(self._come_back, agent.host))

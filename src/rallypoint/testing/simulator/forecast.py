@@ -12,10 +12,11 @@ import msgspec
 from rallypoint.core.advance import Step
 from rallypoint.core.events import Event, Lost
 from rallypoint.core.state import NodeId, Sealed, Settings, State
-from rallypoint.testing.simulator.checks import Checker
+from rallypoint.testing.simulator.checks import HostedChecker
+from rallypoint.testing.simulator.hosted_world import HostedWorld
+from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet
-from rallypoint.testing.simulator.world import World
 
 LOOK_SECONDS = 0.05
 FOR_EVER_SECONDS = 1e9
@@ -69,19 +70,20 @@ class Forecast(msgspec.Struct):
     missing: float = 0.0
 
 
-class Watching(Checker):
+class Watching(HostedChecker):
     """Checks as ever, and measures how long failures stay unknown."""
 
     died: dict[NodeId, float]
     forecast: Forecast
+    agents: list[Agent]
 
     def advance(self, state: State, *events: Event) -> Step:
         for event in events:
             if isinstance(event, Lost):
                 died = self.died.pop(event.node, None)
                 if died is not None:
-                    self.forecast.detect.append(self.world.clockwork.now - died)
-                elif any(a.node_id == event.node and a.process.alive for a in self.world.agents):
+                    self.forecast.detect.append(self.simulation.clockwork.now - died)
+                elif any(a.node_id == event.node and a.process.alive for a in self.agents):
                     self.forecast.false_losses += 1
         return super().advance(state, *events)
 
@@ -101,11 +103,13 @@ class Job:
         self, nodes: int, settings: Settings, weather: Weather, stop_seconds: float, seed: int
     ) -> None:
         plan = Plan(seed, nodes, settings, join_seconds=FOR_EVER_SECONDS, stop_seconds=stop_seconds)
-        self.world = World(plan)
+        self.world = HostedWorld(plan)
         self.forecast = Forecast(detect=[], pauses=[])
-        watching = Watching(self.world)
-        watching.died, watching.forecast = {}, self.forecast
-        self.world.checker = self._checker = watching
+        watching = Watching(self.world, self.world.server)
+        watching.died = {}
+        watching.forecast = self.forecast
+        watching.agents = self.world.agents
+        self.world.checker = self.world.server.watcher = self._checker = watching
         self._weather = weather
         self._nodes = nodes
         self._random = random.Random(seed)

@@ -21,13 +21,13 @@ from rallypoint.testing.simulator.node import CLOSE_SECONDS, LEAVE_SECONDS, Agen
 from rallypoint.testing.simulator.session import NodeSession
 
 if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
+    from rallypoint.testing.simulator.hosted_world import HostedWorld
 
 
 class HostedNode(Agent):
     """A node whose coordinator is the server (`rendezvous.hosted`)."""
 
-    def __init__(self, world: "World", host: int, number: int) -> None:
+    def __init__(self, world: "HostedWorld", host: int, number: int) -> None:
         super().__init__(world, host, number)
         lease = world.plan.settings.lease_seconds
         self.session = NodeSession(world, self.process, lease, self._changed)

@@ -5,13 +5,10 @@ of them still work; if one is gone, they never have. Who watches is told.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.policy import events
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.node import Agent
-    from rallypoint.testing.simulator.world import World
+from rallypoint.testing.simulator.context import Simulation
+from rallypoint.testing.simulator.node import Agent
 
 LONGEST_SAVE_SECONDS = 2.0
 Key = tuple[int, int]  # incarnation and number of a round
@@ -21,23 +18,24 @@ class Saves:
     """What the workers of a world have saved.
 
     Args:
-        world: where they work.
+        simulation: where they work.
+        agents: the newest agent of each machine.
     """
 
-    def __init__(self, world: "World") -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation, agents: list[Agent]) -> None:
+        self._simulation = simulation
+        self._agents = agents
         self._under_way: set[Key] = set()
         self._watchers: dict[Key, list[Agent]] = {}
-        self.done: set[Key] = set()
 
-    def ask(self, agent: "Agent", ask: events.AskToSave) -> None:
+    def ask(self, agent: Agent, ask: events.AskToSave) -> None:
         """An agent asks its workers."""
         key = (ask.incarnation, ask.round)
         if ask.watch:
             self._watchers.setdefault(key, []).append(agent)
         if key not in self._under_way:
             self._under_way.add(key)
-            clockwork = self._world.clockwork
+            clockwork = self._simulation.clockwork
             delay = clockwork.random.random() * LONGEST_SAVE_SECONDS
             clockwork.add(clockwork.world, delay, False, partial(self._save, key))
 
@@ -45,14 +43,14 @@ class Saves:
         self._under_way.discard(key)
         seats = [
             agent.working
-            for agent in self._world.agents
+            for agent in self._agents
             if agent.process.alive and agent.working is not None
         ]
         at_work = [seat for seat in seats if (seat.incarnation, seat.round) == key]
         if not at_work or len(at_work) < at_work[0].size:
             return
-        self.done.add(key)
-        self._world.note("SAVED", f"all {len(at_work)} ranks of round {key[1]}")
+        self._simulation.truth.saved.add(key)
+        self._simulation.note("SAVED", f"all {len(at_work)} ranks of round {key[1]}")
         for agent in self._watchers.pop(key, []):
             if agent.process.alive:
                 agent.process.soon(agent.put, events.WorkersSaved(key[1], 1))

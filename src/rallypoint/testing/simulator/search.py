@@ -13,15 +13,27 @@ from contextlib import contextmanager
 
 import msgspec
 
-from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.context import Violation
+from rallypoint.testing.simulator.hosted_world import HostedWorld
 from rallypoint.testing.simulator.plan import Plan, plan_from
-from rallypoint.testing.simulator.world import make_world, run
+from rallypoint.testing.simulator.serverless import ServerlessWorld
+from rallypoint.testing.simulator.world import Result, World
 
 SEED_VARIABLE = "RALLYPOINT_SEED"
 LINES_SHOWN = 120
 TRIES = 200
 
 Planner = Callable[[int], Plan]
+
+
+def make_world(plan: Plan, trace: bool = False) -> World:
+    """Return the world of a plan, with or without a server; it has not started yet."""
+    return ServerlessWorld(plan, trace) if plan.shared else HostedWorld(plan, trace)
+
+
+def run(plan: Plan, trace: bool = False) -> Result:
+    """Run a plan; raise Violation if something is wrong."""
+    return make_world(plan, trace).run()
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -6,12 +6,12 @@ at once: one that was stopped until another had taken over, and goes on.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from rallypoint.core.advance import Step, timers
-from rallypoint.core.events import Event
+from rallypoint.core.events import Event, Timer
 from rallypoint.core.state import PLACES, NodeId, State
 from rallypoint.deadline import Deadline
 from rallypoint.server import runs
@@ -20,6 +20,7 @@ from rallypoint.server.fault import Faults
 from rallypoint.server.journal.persistence import Keeper
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
+from rallypoint.testing.simulator.context import Simulation
 from rallypoint.testing.simulator.disk import (
     LEASE_SECONDS,
     Disk,
@@ -27,9 +28,6 @@ from rallypoint.testing.simulator.disk import (
     SimulatedWriter,
 )
 from rallypoint.testing.simulator.virtual_clock import Process, finish
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
 
 Done = tuple[State, Step, tuple[Event, ...]]
 
@@ -102,18 +100,35 @@ class HostedServer(Server):
         self._process.kill()
 
 
+class Watcher(Protocol):
+    """Who is notified of what the server does."""
+
+    def begins(self, running: Iterable[Timer]) -> None:
+        """These timers run; those that are new begin now."""
+
+    def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
+        """A step has become durable: nodes may be notified of it."""
+
+
 class SimulatedServer:
     """The server of a world: started, killed and started again.
 
     Args:
-        world: where it lives.
+        simulation: where it lives.
         disk: what it keeps.
+        on_start: called with the name of each new server process, before it starts.
+
+    Attributes:
+        watcher: set before the first start.
     """
 
-    def __init__(self, world: "World", disk: Disk) -> None:
-        self.world = world
+    watcher: Watcher
+
+    def __init__(self, simulation: Simulation, disk: Disk, on_start: Callable[[str], None]) -> None:
+        self._simulation = simulation
+        self._on_start = on_start
         self.disk = disk
-        self._options = Options(resume_seconds=world.plan.resume_seconds, insecure=True)
+        self._options = Options(resume_seconds=simulation.plan.resume_seconds, insecure=True)
         self.life = 0  # grows when it forgets everything
         self.starts = 0
         self.held_up = 0  # how often it was paused, or its clock jumped
@@ -127,10 +142,10 @@ class SimulatedServer:
         """Start it from its disk."""
         self.starts += 1
         if self.process is not None:
-            self.world.network.power_on(self.process)
-        offset = self.world.clockwork.random.random() * 1e6
-        process = Process(self.world.clockwork, f"server{self.starts}", offset)
-        self.world.inherit_blocks(process.name)
+            self._simulation.network.power_on(self.process)
+        offset = self._simulation.clockwork.random.random() * 1e6
+        process = Process(self._simulation.clockwork, f"server{self.starts}", offset)
+        self._on_start(process.name)
         self.lives[process.name] = self.life
         self.process = process
         loop = cast(Any, process)
@@ -142,12 +157,12 @@ class SimulatedServer:
         journal = SimulatedJournal(self.disk, process)
         opened = journal.open(Deadline(0.0))
         writer = SimulatedWriter(
-            self.world, process, journal, self.disk, partial(self._noted, server)
+            self._simulation, process, journal, self.disk, partial(self._noted, server)
         )
         Keeper(server, journal, opened, writer)
-        self.world.checker.begins(timers(server.run(self.world.run_id).state))
+        self.watcher.begins(timers(server.run(self._simulation.run_id).state))
         finish(server.start())
-        self.world.note("server", f"has started (life {self.life}, epoch {opened.epoch})")
+        self._simulation.note("server", f"has started (life {self.life}, epoch {opened.epoch})")
 
     def _make_host(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> WatchedHost:
         self.host = host = WatchedHost(run_id, loop, "the server")
@@ -160,13 +175,13 @@ class SimulatedServer:
 
     def _noted(self, server: Server) -> Callable[[], None]:
         """Return what makes the steps so far part of what has happened."""
-        host = cast(WatchedHost, server.run(self.world.run_id))
+        host = cast(WatchedHost, server.run(self._simulation.run_id))
         steps, host.steps = host.steps, []
         return partial(self._happened, steps)
 
     def _happened(self, steps: list[Done]) -> None:
         for before, step, events in steps:
-            self.world.checker.happened(before, step, events)
+            self.watcher.happened(before, step, events)
 
     def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
         """End it; it starts again after a while."""
@@ -175,7 +190,7 @@ class SimulatedServer:
             return
         if power:
             self.disk.lose_power()
-            self.world.network.vanish(process)
+            self._simulation.network.vanish(process)
         else:
             process.kill()
         if lost:
@@ -191,17 +206,17 @@ class SimulatedServer:
             return
         process.pause()
         self._start_later(LEASE_SECONDS, process)
-        clockwork = self.world.clockwork
+        clockwork = self._simulation.clockwork
         clockwork.add(clockwork.world, LEASE_SECONDS + seconds, False, process.go_on)
 
     def fill_disk(self, seconds: float) -> None:
         """Let the disk have no room for a while."""
         self.disk.full = True
-        clockwork = self.world.clockwork
+        clockwork = self._simulation.clockwork
         clockwork.add(clockwork.world, seconds, False, setattr, self.disk, "full", False)
 
     def _start_later(self, seconds: float, after: Process) -> None:
-        clockwork = self.world.clockwork
+        clockwork = self._simulation.clockwork
         clockwork.add(clockwork.world, seconds, False, self._start_after, after)
 
     def _start_after(self, former: Process) -> None:

@@ -18,8 +18,8 @@ from rallypoint.rendezvous.coordinator import View
 from rallypoint.testing.simulator.virtual_clock import Handle, Process
 
 if TYPE_CHECKING:
+    from rallypoint.testing.simulator.hosted_world import HostedWorld
     from rallypoint.testing.simulator.network import End
-    from rallypoint.testing.simulator.world import World
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 _BEAT = p.frame(wire.Beat())
@@ -34,7 +34,7 @@ class Client:
         identity: random bytes that it keeps when it reconnects.
     """
 
-    def __init__(self, world: "World", process: Process, identity: bytes) -> None:
+    def __init__(self, world: "HostedWorld", process: Process, identity: bytes) -> None:
         self.world = world
         self.process = process
         self.identity = identity
@@ -173,7 +173,7 @@ class NodeSession(Client):
 
     def __init__(
         self,
-        world: "World",
+        world: "HostedWorld",
         process: Process,
         lease_seconds: float,
         changed: Callable[[View], None],

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.net import protocol as p
-from rallypoint.testing.simulator.checks import Violation
+from rallypoint.testing.simulator.context import Violation
 from rallypoint.testing.simulator.history import UNKNOWN, Call, explain
 from rallypoint.testing.simulator.session import Client
 from rallypoint.testing.simulator.virtual_clock import Process
 
 if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
+    from rallypoint.testing.simulator.hosted_world import HostedWorld
 
 CALLS_AT_ONCE = 3
 CALLS = 40
@@ -32,7 +32,7 @@ class StoreClient(Client):
         number: tells it from the others.
     """
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "HostedWorld", number: int) -> None:
         process = Process(world.clockwork, f"store{number}", world.clockwork.random.random() * 1e6)
         super().__init__(world, process, process.name.encode())
         self.name = process.name

@@ -1,108 +1,85 @@
-"""A simulated world with a server: nodes, network, faults, and what must have settled after.
+"""A simulated world: nodes, network, faults, and what must have settled after the faults.
 
-`run(plan)` makes one, lets it happen, and raises `Violation` for whatever must not be.
+`run` lets a plan happen and raises `Violation` for whatever must not be. There are two kinds of
+world: with a server (`hosted_world`) and without one (`serverless`).
 """
 
 import random
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rallypoint.agent.policy import decisions as agent_policy
 from rallypoint.agent.policy import events as agent_events
-from rallypoint.core.advance import Step
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import PLACES, Closed, Sealed, State
-from rallypoint.net import protocol as p
-from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.server import runs
-from rallypoint.testing.simulator.checks import Checker, Truth, Violation, what_of
-from rallypoint.testing.simulator.disk import Disk
+from rallypoint.testing.simulator.checks import Checker
+from rallypoint.testing.simulator.context import ServerLives, Simulation, Violation
 from rallypoint.testing.simulator.faults import Faults
-from rallypoint.testing.simulator.hosted import HostedNode
-from rallypoint.testing.simulator.network import End, Network
 from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.saving import Saves
-from rallypoint.testing.simulator.server import SimulatedServer
-from rallypoint.testing.simulator.session import NodeSession
 from rallypoint.testing.simulator.stores import StoreClient, check_histories
-from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
 LOOK_SECONDS = 1.0
 SHORTEST_AFTER_SECONDS = 2.0
-LINES_KEPT = 4000
 
 
 class Result:
     """What a simulation cost and saw."""
 
     def __init__(self, steps: int, decisions: int, rounds: int, seconds: float) -> None:
-        self.steps, self.decisions, self.rounds, self.seconds = steps, decisions, rounds, seconds
+        self.steps = steps
+        self.decisions = decisions
+        self.rounds = rounds
+        self.seconds = seconds
 
 
-class World:
+class World(Simulation, ABC):
     """Everything of one simulation.
 
     Args:
         plan: what happens.
-        trace: keep what happened as lines for people.
-        disk: the server's.
+        trace: keep a transcript in `lines`.
     """
 
-    hosted_by: Any = runs  # the module whose `advance` the checker looks over
+    host_module: Any  # whose `advance` the checker takes the place of
+    server: ServerLives
+    checker: Checker
 
-    def __init__(self, plan: Plan, trace: bool = False, disk: Disk | None = None) -> None:
-        self.plan = plan
-        self.run_id = "simulated"
-        self.lines: list[str] | None = [] if trace else None
-        self.clockwork = Clockwork(plan.seed)
-        self.network = Network(self.clockwork, plan.latency)
-        self.truth = Truth()
-        self.server = SimulatedServer(self, disk or Disk())
-        self.checker = Checker(self)
+    def __init__(self, plan: Plan, trace: bool = False) -> None:
+        super().__init__(plan, trace)
         self.agents: list[Agent] = []  # by machine: the newest agent there
         self.stores: list[StoreClient] = []
-        self.faults = Faults(self)
-        self.saves = Saves(self)
-        self._ports = 20_000
+        self.faults = Faults(self, self)
+        self.saves = Saves(self, self.agents)
 
-    # -- for its parts -------------------------------------------------------------------------
+    # -- what a kind of world defines ------------------------------------------------------
 
-    def note(self, who: str, text: str) -> None:
-        """Write a line of the transcript."""
-        if self.lines is not None and len(self.lines) < LINES_KEPT:
-            self.lines.append(f"{self.clockwork.now:9.3f}  {who:<9}  {text}")
+    @abstractmethod
+    def make_agent(self, host: int, number: int) -> Agent:
+        """Make an agent of this world's kind."""
 
-    def next_port(self) -> int:
-        """Return a port that nobody has proposed yet."""
-        self._ports += 1
-        return self._ports
+    def make_store_clients(self) -> Iterator[StoreClient]:
+        """Make the clients of the run's store; without a server there are none."""
+        yield from ()
 
-    def told(self, session: NodeSession, message: wire.Told) -> None:
-        """A node was told something."""
-        end = session.end
-        if end is not None and session.join is not None:
-            life = self.server.lives[end.peer.process.name]
-            self.checker.told(life, session.join.node.id, message)
+    @abstractmethod
+    def state(self) -> State | None:
+        """Return the run's state, None while nobody has it."""
 
-    def stops(self, agent: Agent, event: agent_events.Event, reason: str) -> None:
-        """A node ends workers that were well."""
-        self.checker.stops(agent, event, reason)
+    @abstractmethod
+    def order(self, event: Order) -> None:
+        """Somebody who takes no part changes something about the run."""
 
     def starts(self, agent: Agent, seat: Assignment) -> None:
         """A node starts its workers."""
 
-    def heard(self, end: End) -> None:
-        """Bytes have come somewhere; what a node's session says is a sign of its life."""
-        node, server = getattr(end.owner, "node", None), self.server.process
-        if node is not None and server is not None and end.process is server:
-            self.truth.hear(node, self.clockwork.now, server.paused_seconds())
-
-    def inherit_blocks(self, server: str) -> None:
-        """A server that is started again is behind the same network faults."""
-        self.faults.server_started(server)
+    def stops(self, agent: Agent, event: agent_events.Event, reason: str) -> None:
+        """A node ends workers that were well."""
+        self.checker.stops(agent, event, reason)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -116,17 +93,12 @@ class World:
         agent.begin()
         return agent
 
-    def make_agent(self, host: int, number: int) -> Agent:
-        """Make an agent of this world's kind."""
-        return HostedNode(self, host, number)
-
     def start(self) -> None:
         """Start the server, the nodes and the store clients."""
         self.server.start()
         for host in range(self.plan.nodes):
             self.new_agent(host)
-        for number in range(self.plan.stores):
-            client = StoreClient(self, number)
+        for client in self.make_store_clients():
             self.stores.append(client)
             client.begin()
         self.faults.plan(self.plan.faults)
@@ -161,18 +133,17 @@ class World:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let the host call the checker's `advance`, and note what reaches the server."""
-        module = self.hosted_by
+        """Let the host call the checker's `advance`, and make its jitter repeatable."""
+        module = self.host_module
         before = module.advance
         module.advance = self.checker.advance
-        self.network.on_arrival = self.heard
-        dice = random.getstate()
-        random.seed(self.plan.seed)  # the jitter of what is simulated
+        state = random.getstate()
+        random.seed(self.plan.seed)
         try:
             yield
         finally:
             module.advance = before
-            random.setstate(dice)
+            random.setstate(state)
 
     # -- liveness --------------------------------------------------------------------------------
 
@@ -227,33 +198,3 @@ class World:
             joins = isinstance(agent.state.phase, agent_policy.Joining)
             return "" if joins and agent.node_id in state.candidates else "has not joined"
         return f"is in {type(phase).__name__} {phase.round}, and nothing moves it"
-
-    def state(self) -> State | None:
-        """Return the run's state."""
-        return self.server.state
-
-    def order(self, event: Order) -> None:
-        """Somebody who takes no part has something done to the run."""
-        self.truth.orders.add(what_of(event))
-        name = f"user{len(self.truth.orders)}"
-        user = NodeSession(self, Process(self.clockwork, name, 0.0), 9.0, lambda _view: None)
-        user.connect()
-        done: Callable[[bool], None] = lambda _done: user.stop()  # noqa: E731
-        user.ask(lambda i: wire.Ask(i, event), 60.0, done)
-
-
-def run(plan: Plan, trace: bool = False) -> Result:
-    """Run a plan in the world that it is for."""
-    return make_world(plan, trace).run()
-
-
-def make_world(plan: Plan, trace: bool = False) -> World:
-    """Return the world of a plan, not started yet."""
-    if plan.shared:
-        from rallypoint.testing.simulator.shared import SharedWorld
-
-        return SharedWorld(plan, trace)
-    return World(plan, trace)
-
-
-__all__ = ["LOOK_SECONDS", "Result", "Step", "World", "make_world", "p", "run"]

@@ -33,10 +33,9 @@ from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.simulator.cas_store import Cell, Killed, NodeBackend
-from rallypoint.testing.simulator.checks import what_of
-from rallypoint.testing.simulator.disk import Disk
+from rallypoint.testing.simulator.checks import ServerlessChecker, what_of
+from rallypoint.testing.simulator.context import Simulation
 from rallypoint.testing.simulator.node import Agent, is_lost
-from rallypoint.testing.simulator.shared_checks import SharedChecker
 from rallypoint.testing.simulator.virtual_clock import Handle, Process
 from rallypoint.testing.simulator.world import World
 
@@ -75,10 +74,10 @@ def settings_of(plan: "Plan") -> RendezvousSettings:
     )
 
 
-class SharedNode(Agent):
+class ServerlessNode(Agent):
     """A node that runs the core itself."""
 
-    def __init__(self, world: "SharedWorld", host: int, number: int) -> None:
+    def __init__(self, world: "ServerlessWorld", host: int, number: int) -> None:
         super().__init__(world, host, number)
         self._asked = settings_of(world.plan)
         backend = NodeBackend(world.cell, self.process)
@@ -233,11 +232,13 @@ class SharedNode(Agent):
 class StoreHost:
     """Stands where a server stands in other worlds: faults of it are the store's outages."""
 
-    def __init__(self, world: "SharedWorld") -> None:
-        self.world = world
-        self.disk = Disk()
-        self.life, self.starts, self.held_up, self.jumped_seconds = 0, 1, 0, 0.0
-        self.process = Process(world.clockwork, "store", 0.0)
+    def __init__(self, simulation: Simulation) -> None:
+        self._clockwork = simulation.clockwork
+        self.life = 0
+        self.starts = 1
+        self.held_up = 0
+        self.jumped_seconds = 0.0
+        self.process = Process(simulation.clockwork, "store", 0.0)
 
     def start(self) -> None:
         """It is always there."""
@@ -249,7 +250,7 @@ class StoreHost:
     def replace(self, seconds: float) -> None:
         """It is out of reach for a while."""
         self.process.pause()
-        clockwork = self.world.clockwork
+        clockwork = self._clockwork
         clockwork.add(clockwork.world, seconds, False, self.process.go_on)
 
     def fill_disk(self, seconds: float) -> None:
@@ -257,29 +258,30 @@ class StoreHost:
         self.replace(seconds)
 
 
-class SharedWorld(World):
+class ServerlessWorld(World):
     """Everything of one simulation without a server."""
 
-    hosted_by = cas_loop
+    host_module = cas_loop
+    server: StoreHost
+    checker: ServerlessChecker
 
-    def __init__(self, plan: "Plan", trace: bool = False, disk: Disk | None = None) -> None:
-        super().__init__(plan, trace, disk)
+    def __init__(self, plan: "Plan", trace: bool = False) -> None:
+        super().__init__(plan, trace)
         self.store = MemoryStore()
-        self.server = StoreHost(self)  # type: ignore[assignment] # as far as faults and checks look
-        self.cell = Cell(self, self._stored)
-        self.checker = SharedChecker(self)
+        self.server = StoreHost(self)
+        self.cell = Cell(self, self.server.process, self._stored)
+        self.checker = ServerlessChecker(self, self.server)
         self.seen = State(self.run_id)
 
     def make_agent(self, host: int, number: int) -> Agent:
-        """Make an agent of this world's kind."""
-        return SharedNode(self, host, number)
+        return ServerlessNode(self, host, number)
 
     def _stored(self, data: bytes) -> None:
         state, before = decode(data), self.seen
         self.seen = state
         self.checker.stored(before, Step(state, (), timers(state), ()))
         for agent in self.agents:
-            if isinstance(agent, SharedNode):
+            if isinstance(agent, ServerlessNode):
                 agent.wake()
 
     def starts(self, agent: Agent, seat: "Assignment") -> None:
@@ -287,11 +289,9 @@ class SharedWorld(World):
         self.checker.seated(0, agent.node_id, seat)
 
     def state(self) -> State | None:
-        """Return the run's state."""
         return self.seen
 
     def order(self, event: Order) -> None:
-        """Somebody who takes no part has something done to the run."""
         self.truth.orders.add(what_of(event))
         process = Process(self.clockwork, f"user{len(self.truth.orders)}", 0.0)
         user = SharedCoordinator(
@@ -306,6 +306,3 @@ class SharedWorld(World):
                 self.note(process.name, f"was not heard: {error}")
 
         process.soon(ask)
-
-
-__all__ = ["SharedNode", "SharedWorld"]

@@ -9,7 +9,12 @@ from rallypoint.core.state import Settings
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.testing.simulator import Fault, Kind, Plan
-from rallypoint.testing.simulator.shared import CALL_SECONDS, SharedNode, SharedWorld, settings_of
+from rallypoint.testing.simulator.serverless import (
+    CALL_SECONDS,
+    ServerlessNode,
+    ServerlessWorld,
+    settings_of,
+)
 
 
 def test_settings_are_those_of_the_plan() -> None:
@@ -20,7 +25,7 @@ def test_settings_are_those_of_the_plan() -> None:
 
 def test_writes_do_race() -> None:
     world = a_world(shared=True)
-    assert isinstance(world, SharedWorld)
+    assert isinstance(world, ServerlessWorld)
     lost = 0
     whole = world.cell.compare_and_set
 
@@ -63,7 +68,7 @@ def test_a_node_that_was_stopped_in_a_call_makes_its_next_one_after_it(
         world.start()
         world.clockwork.run_until(3.0)
         agent, clockwork = world.agents[1], world.clockwork
-        assert isinstance(agent, SharedNode)
+        assert isinstance(agent, ServerlessNode)
         clockwork.add(clockwork.world, 0.0, False, agent.process.pause)
         clockwork.add(clockwork.world, 1.005, False, agent.process.go_on)  # early in a slice
         agent.process.call_soon(agent.worker_ends, agent.working, 1)
