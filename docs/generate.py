@@ -199,6 +199,37 @@ def help_of(command: click.Command, name: str) -> str:
     return command.get_help(context).rstrip()
 
 
+def cases() -> str:
+    """Return the table of the tests that show each row of the catalogue of public reports."""
+    shown: dict[str, list[str]] = {}
+    for row, path, test in case_tests():
+        files = shown.setdefault(row, [])
+        where = path.relative_to(DOCS.parent)
+        files.append(
+            f"{where.relative_to('tests') if where.parts[0] == 'tests' else where}: {test}"
+        )
+    lines = ["| row | tests |", "|---|---|"]
+    for row in sorted(shown, key=lambda row: (row[:6], int(row[6:]))):
+        lines.append(f"| {row} | {'<br>'.join(sorted(shown[row]))} |")
+    return "\n".join(lines)
+
+
+def case_tests() -> Iterator[tuple[str, Path, str]]:
+    """Yield row, file and name of each test that shows a public report.
+
+    A test names its rows with the marker `cases`, a case of the store suite in its docstring.
+    """
+    suites = sorted((SOURCE / "testing").glob("store_*.py"))
+    for path in [*sorted((DOCS.parent / "tests").rglob("test_*.py")), *suites]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                said = [text for text in map(ast.unparse, node.decorator_list) if ".cases(" in text]
+                if path in suites:
+                    said = [(ast.get_docstring(node) or "").partition(":")[0]]
+                rows = re.findall(r"\bcase-[A-Z]\d+\b", " ".join(said))
+                yield from ((row, path, node.name) for row in rows)
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "imports": ("architecture.md", imports),
     "layout": ("architecture.md", layout),
@@ -206,6 +237,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "frames": ("protocol.md", partial(frames, protocol)),
     "rendezvous": ("protocol.md", partial(frames, wire)),
     "defaults": ("defaults.md", defaults_table),
+    "cases": ("../tests/cases/README.md", cases),
     "commands": ("reference/cli.md", commands),
 }
 

@@ -10,7 +10,8 @@ import pytest
 from rallypoint.store.api import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CATALOGUE = ROOT / "tests" / "cases" / "README.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), CATALOGUE])
 
 
 @pytest.mark.parametrize("name", sorted(generate.PARTS))
@@ -38,3 +39,17 @@ def test_make_targets_that_are_named_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for target in re.findall(r"`make ([a-z-]+)`", page.read_text("utf-8")):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"
+
+
+def test_every_public_report_has_a_test_and_no_test_names_an_unknown_one() -> None:
+    page = CATALOGUE.read_text("utf-8").partition("<!-- generated: cases -->")[0]
+    rows = set(re.findall(r"^\| (case-\S+) \|", page, re.MULTILINE))
+    shown = {row for row, _, _ in generate.case_tests()}
+    assert rows == shown, f"no test: {sorted(rows - shown)}; no such row: {sorted(shown - rows)}"
+
+
+def test_only_rows_of_the_catalogue_are_mentioned() -> None:
+    page = CATALOGUE.read_text("utf-8")
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *PAGES]:
+        for row in re.findall(r"\bcase-[A-Z]\d+\b", path.read_text("utf-8")):
+            assert f"| {row} |" in page, f"{path}: {row}"

@@ -184,8 +184,8 @@ while True:
 """
 
 
-@pytest.mark.cases("G4")
-def test_g4_workers_are_asked_to_save_before_a_newcomer_is_let_in(
+@pytest.mark.cases("case-G4")
+def test_workers_are_asked_to_save_before_a_newcomer_is_let_in(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler, path = FakeHandler(sealed(1), sealed(2)), tmp_path / "store"
@@ -208,7 +208,7 @@ def test_g4_workers_are_asked_to_save_before_a_newcomer_is_let_in(
     assert said.err == ""
 
 
-def test_d3_d4_a_node_that_is_done_goes_at_once_and_says_nothing_on_stderr(
+def test_a_finished_node_leaves_at_once_and_says_nothing_on_stderr(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler(sealed(1))
@@ -244,7 +244,7 @@ def test_the_budget_is_used_up_and_the_first_failure_is_reported(
     assert "Traceback" not in err
 
 
-def test_b1_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) -> None:
+def test_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1), sealed(2))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     pid = int(until(tmp_path / "r1"))
@@ -255,8 +255,8 @@ def test_b1_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) ->
     assert "fail" not in handler.log, "what dies of being stopped is no failure"
 
 
-@pytest.mark.cases("C5")
-def test_c5_two_newcomers_cost_one_round(tmp_path: Path) -> None:
+@pytest.mark.cases("case-C5")
+def test_two_newcomers_cost_one_round(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1), sealed(2))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     until(tmp_path / "r1")
@@ -305,10 +305,8 @@ def test_joins_that_end_without_a_round(
     assert handler.log[-2:] == ["unwatch", "leave: its agent ends"]
 
 
-@pytest.mark.cases("C9")
-def test_c9_a_fault_of_the_agent_is_a_leave(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.cases("case-C9")
+def test_a_fault_of_the_agent_is_a_leave(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     handler = FakeHandler(sealed(1))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     pid = int(until(tmp_path / "r1"))
@@ -319,8 +317,8 @@ def test_c9_a_fault_of_the_agent_is_a_leave(
     assert "a thread of ours" in capfd.readouterr().err
 
 
-@pytest.mark.cases("C9")
-def test_c9_an_exception_in_the_loop_is_a_leave(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.cases("case-C9")
+def test_an_exception_in_the_loop_is_a_leave(capfd: pytest.CaptureFixture[str]) -> None:
     class Broken(FakeHandler):
         def finish(self) -> None:
             raise ValueError("a fault in our code")

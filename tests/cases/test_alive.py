@@ -1,4 +1,4 @@
-"""Row B1: a dead member is known to the others, who go on without it, at no cost."""
+"""case-B1: a dead member is known to the others, who go on without it, at no cost."""
 
 import signal
 import time
@@ -42,7 +42,7 @@ WAYS = {
 }
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> None:
     end_of, limit, why = WAYS[way]
@@ -109,7 +109,7 @@ sys.exit(7)
 """
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("backend", ["file", "hosted"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_workers_that_fail_because_a_node_was_lost_use_up_no_budget(

@@ -29,7 +29,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def one_line(process: Process, code: int, *parts: str) -> None:
     """Check that a process ended with this code and one line that has all the parts.
 
-    Before the error, one who cannot connect may say that it still tries (A3).
+    Before the error, one who cannot connect may say that it still tries (case-A3).
     """
     assert process.wait() == code, process.shown()
     said = process.err.lines
@@ -177,7 +177,7 @@ def test_a_wrong_token(fleet: Fleet) -> None:
     assert [process.pid for process in fleet.left()] == [server.pid]
 
 
-@pytest.mark.cases("H1")
+@pytest.mark.cases("case-H1")
 def test_other_machines_are_served_with_a_token_only(fleet: Fleet) -> None:
     address = outer_address()
     if address is None:

@@ -1,4 +1,4 @@
-"""F6: what a round costs is counted, not timed, and grows as N: requests, bytes, state writes
+"""case-F6: what a round costs is counted, not timed, and grows as N: requests, bytes, state writes
 and wake-ups of nodes.
 
 Light clients speak the real protocol to a real server in a process of its own: hello, proof and
@@ -186,7 +186,7 @@ async def rounds(server: Counting, size: int) -> list[Cost]:
 
 
 @pytest.mark.integration
-@pytest.mark.cases("F6")
+@pytest.mark.cases("case-F6")
 @pytest.mark.parametrize("size", SIZES)
 def test_a_round_costs_the_same_for_each_node_whatever_their_number(
     counting: Counting, size: int

@@ -1,4 +1,4 @@
-"""Finding each other: rows A1 to A10 of the catalogue of public reports."""
+"""Finding each other: case-A1 to case-A10 of README.md."""
 
 import errno
 import logging
@@ -113,7 +113,7 @@ def run_nodes(
 
 
 @pytest.mark.integration
-@pytest.mark.cases("A1")
+@pytest.mark.cases("case-A1")
 def test_an_alias_of_this_machine_is_hosted_by_exactly_one() -> None:
     lines = run_nodes(3, f"127.0.0.2:{free_port('127.0.0.2')}")
     assert [line[:2] for line in lines] == [["0", "3"], ["1", "3"], ["2", "3"]]
@@ -122,7 +122,7 @@ def test_an_alias_of_this_machine_is_hosted_by_exactly_one() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.cases("A2")
+@pytest.mark.cases("case-A2")
 def test_without_a_name_service_the_round_forms(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import socket, time\n"
@@ -146,7 +146,7 @@ def test_without_a_name_service_the_round_forms(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20.0
 
 
-@pytest.mark.cases("A3")
+@pytest.mark.cases("case-A3")
 def test_within_5_seconds_it_says_that_nobody_listens(make: Make, port: int) -> None:
     said, texts = threading.Event(), list[str]()
 
@@ -177,7 +177,7 @@ def test_within_5_seconds_it_says_that_nobody_listens(make: Make, port: int) -> 
         joining.result(LIMIT)
 
 
-@pytest.mark.cases("A4")
+@pytest.mark.cases("case-A4")
 def test_a_name_that_is_not_known_yet_is_asked_for_again(
     make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +197,7 @@ def test_a_name_that_is_not_known_yet_is_asked_for_again(
     assert len(asked) > 4  # afresh each time
 
 
-@pytest.mark.cases("A5")
+@pytest.mark.cases("case-A5")
 def test_any_order_of_starting_forms_also_with_the_host_last(make: Make) -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     rng = random.Random(SEED)
@@ -216,7 +216,7 @@ def test_any_order_of_starting_forms_also_with_the_host_last(make: Make) -> None
         assert sorted(info.result(LIMIT).rank for info in infos) == list(range(size))
 
 
-@pytest.mark.cases("A5")
+@pytest.mark.cases("case-A5")
 def test_twenty_agents_with_the_host_last(make: Make, port: int) -> None:
     others = [make(f"127.0.0.1:{port}", 20, 20, is_host=False) for _ in range(19)]
     infos = join(others)
@@ -226,7 +226,7 @@ def test_twenty_agents_with_the_host_last(make: Make, port: int) -> None:
     assert sorted(info.result(LIMIT).rank for info in infos) == list(range(20))
 
 
-@pytest.mark.cases("A6")
+@pytest.mark.cases("case-A6")
 def test_a_dead_ipv6_address_does_not_hide_a_live_ipv4_one(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_a_dead_ipv6_address_does_not_hide_a_live_ipv4_one(
     assert time.monotonic() - began < 3.0
 
 
-@pytest.mark.cases("A7")
+@pytest.mark.cases("case-A7")
 def test_nodes_that_meet_only_themselves_do_not_start(make: Make) -> None:
     size = 3
     handlers = [
@@ -256,7 +256,7 @@ def test_nodes_that_meet_only_themselves_do_not_start(make: Make) -> None:
             info.result(LIMIT)
 
 
-@pytest.mark.cases("A8")
+@pytest.mark.cases("case-A8")
 def test_equal_host_names_are_three_members(
     make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +266,7 @@ def test_equal_host_names_are_three_members(
     assert {info.result().world_size for info in infos} == {3}
 
 
-@pytest.mark.cases("A9")
+@pytest.mark.cases("case-A9")
 def test_a_taken_port_is_named_and_port_0_finds_a_free_one(make: Make, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(OSError, match=f"127.0.0.1:{port}: Address already in use") as caught:
@@ -281,7 +281,7 @@ def test_a_taken_port_is_named_and_port_0_finds_a_free_one(make: Make, port: int
         TCPStore(*master.master_addr_port).close()
 
 
-@pytest.mark.cases("A10")
+@pytest.mark.cases("case-A10")
 def test_a_second_run_on_the_same_port_is_apart(make: Make, server: EmbeddedServer) -> None:
     where = f"127.0.0.1:{server.port}"
     one = [make(where, 2, 2, "one") for _ in range(2)]
@@ -299,7 +299,7 @@ def test_a_second_run_on_the_same_port_is_apart(make: Make, server: EmbeddedServ
     assert not two[1].is_closed()
 
 
-@pytest.mark.cases("A10")
+@pytest.mark.cases("case-A10")
 def test_another_token_or_version_is_refused_with_a_reason(
     make: Make, serve: Callable[..., EmbeddedServer]
 ) -> None:

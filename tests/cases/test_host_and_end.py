@@ -1,4 +1,4 @@
-"""Rows D1, D2 and D4: the server may die, the host's node may finish first, an end is silent."""
+"""case-D1, case-D2, case-D4: the server dies, its node finishes first, an end is silent."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def _serve(fleet: Fleet, name: str, where: str) -> Process:
     return server
 
 
-@pytest.mark.cases("D1")
+@pytest.mark.cases("case-D1")
 def test_a_server_that_is_killed_and_started_again_costs_no_worker(fleet: Fleet) -> None:
     where = endpoint()
     server = _serve(fleet, "server0", where)
@@ -66,7 +66,7 @@ def test_a_server_that_is_killed_and_started_again_costs_no_worker(fleet: Fleet)
     assert [agent.out.text.count("work: round") for agent in agents] == [1, 1, 1]
 
 
-@pytest.mark.cases("D1")
+@pytest.mark.cases("case-D1")
 def test_two_hundred_nodes_resume_in_the_same_round(fleet: Fleet) -> None:
     where = endpoint()
     servers = [_serve(fleet, "server0", where)]
@@ -103,7 +103,7 @@ def _judge(nodes: list[SteadyNode], seats: Sequence[object]) -> None:
     assert all(member.connected for member in report.members)
 
 
-@pytest.mark.cases("D2")
+@pytest.mark.cases("case-D2")
 def test_the_hosts_node_finishes_first(fleet: Fleet) -> None:
     options = ["--nnodes=2:3", f"--endpoint={endpoint()}", "--run-id=d2", "--target-nodes=2"]
     stops = [fleet.folder / f"stop{i}" for i in range(2)]
@@ -131,7 +131,7 @@ def _wait_for_server(fleet: Fleet) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.cases("D4")
+@pytest.mark.cases("case-D4")
 def test_a_normal_run_of_eight_is_silent_on_stderr(fleet: Fleet) -> None:
     (fleet.folder / "meet.py").write_text(MEETING_WORKER, encoding="utf-8")
     options = ["--nnodes=8", f"--endpoint={endpoint()}", "--run-id=d4", "meet.py"]

@@ -1,4 +1,4 @@
-"""Rows D3 and G1 to G3: an agent is a good parent of its workers, whatever ends it."""
+"""case-D3 and case-G1 to case-G3: an agent is a good parent of its workers, whatever ends it."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def script(fleet: Fleet, name: str, text: str) -> str:
     return name
 
 
-# -- D3 -------------------------------------------------------------------------------------
+# -- case-D3 --------------------------------------------------------------------------------
 
 TIRED = """
 import os, sys, time
@@ -84,7 +84,7 @@ sys.exit(int(sys.argv[3]) if os.environ["RANK"] == "0" else 0)
 """
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_each_node_leaves_when_it_is_done(fleet: Fleet) -> None:
     _server, where = fleet.server()
     tired = script(fleet, "tired.py", TIRED)
@@ -98,7 +98,7 @@ def test_each_node_leaves_when_it_is_done(fleet: Fleet) -> None:
     second.finished()
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_of_a_failure_everyone_is_told_at_once(fleet: Fleet) -> None:
     _server, where = fleet.server()
     tired = script(fleet, "tired.py", TIRED)
@@ -110,10 +110,10 @@ def test_of_a_failure_everyone_is_told_at_once(fleet: Fleet) -> None:
     assert max(ends) - min(ends) < 2.0
 
 
-# -- G1 -------------------------------------------------------------------------------------
+# -- case-G1 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("G1")
+@pytest.mark.cases("case-G1")
 def test_a_worker_that_needs_most_of_a_longer_grace_finishes(fleet: Fleet) -> None:
     """45 s of 60 in the report, where 30 s were fixed; here 4.5 s of 6, where 3 s would kill."""
     slow = script(fleet, "slow.py", SLOW)
@@ -130,7 +130,7 @@ def test_a_worker_that_needs_most_of_a_longer_grace_finishes(fleet: Fleet) -> No
     fleet.all_gone()
 
 
-@pytest.mark.cases("G1")
+@pytest.mark.cases("case-G1")
 def test_a_second_signal_hurries(fleet: Fleet) -> None:
     slow = script(fleet, "slow.py", SLOW)
     agent = fleet.agent("node", "--standalone", "--stop-grace=600", slow, "600")
@@ -142,10 +142,10 @@ def test_a_second_signal_hurries(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-# -- G2 -------------------------------------------------------------------------------------
+# -- case-G2 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("G2")
+@pytest.mark.cases("case-G2")
 def test_signals_of_the_scheduler_are_passed_on(fleet: Fleet) -> None:
     hears = script(fleet, "hears.py", HEARS)
     agent = fleet.agent("node", "--standalone", "--forward-signals=USR1,SIGUSR2", hears)
@@ -160,7 +160,7 @@ def test_signals_of_the_scheduler_are_passed_on(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-@pytest.mark.cases("G2")
+@pytest.mark.cases("case-G2")
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(fleet: Fleet) -> None:
     hears = script(fleet, "hears.py", HEARS)
     argv = ["-m", "rallypoint", "run", "--standalone", "--forward-signals=USR1", hears]
@@ -174,7 +174,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(fleet: Fleet) -> N
     assert agent.wait() == 128 + signal.SIGTERM
 
 
-# -- G3 -------------------------------------------------------------------------------------
+# -- case-G3 --------------------------------------------------------------------------------
 
 
 def left(fleet: Fleet, *known: Process) -> list[psutil.Process]:
@@ -197,7 +197,7 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.cases("G3")
+@pytest.mark.cases("case-G3")
 @pytest.mark.timeout(60 + 12 * MOMENTS)
 def test_a_killed_agent_takes_its_workers_along_and_nothing_else(fleet: Fleet) -> None:
     server, where = fleet.server()
@@ -221,7 +221,7 @@ def test_a_killed_agent_takes_its_workers_along_and_nothing_else(fleet: Fleet) -
         assert stranger.is_running()
 
 
-@pytest.mark.cases("G3")
+@pytest.mark.cases("case-G3")
 def test_agents_of_one_machine_are_strangers_to_each_other(fleet: Fleet) -> None:
     parent = script(fleet, "parent.py", PARENT)
     agents = [fleet.agent(f"node{i}", "--standalone", parent) for i in range(2)]
@@ -237,7 +237,7 @@ def test_agents_of_one_machine_are_strangers_to_each_other(fleet: Fleet) -> None
     fleet.all_gone()
 
 
-# -- B1, seen from the launcher --------------------------------------------------------------
+# -- case-B1, seen from the launcher ---------------------------------------------------------
 
 ALWAYS = """
 import os
@@ -245,7 +245,7 @@ raise ValueError(f"fails in round {os.environ['RALLYPOINT_ROUND']}")
 """
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_a_worker_that_fails_always_ends_the_run_with_the_first_traceback(fleet: Fleet) -> None:
     options = ["--nnodes=2", f"--endpoint={endpoint()}", "--run-id=always", "--max-restarts=2"]
     always = script(fleet, "always.py", ALWAYS)

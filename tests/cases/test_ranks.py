@@ -1,4 +1,4 @@
-"""Rows E1 to E4: ranks and spares, with real handlers on a server."""
+"""case-E1 to case-E4: ranks and spares, with real handlers on a server."""
 
 import socket
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.cases("E1")
+@pytest.mark.cases("case-E1")
 def test_ranks_are_in_natural_order_of_addresses(cluster: Cluster) -> None:
     natural = ["10.0.0.9", "10.0.0.10", "10.0.0.100", "10.0.1.1"]
     handlers = [cluster.handler(4, 4, local_addr=address) for address in natural]
@@ -26,7 +26,7 @@ def test_ranks_are_in_natural_order_of_addresses(cluster: Cluster) -> None:
     assert [node.address for node in infos[0].participants] == natural
 
 
-@pytest.mark.cases("E1")
+@pytest.mark.cases("case-E1")
 def test_ranks_are_in_natural_order_of_host_names(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,14 +39,14 @@ def test_ranks_are_in_natural_order_of_host_names(
     assert [asked[name].result(5).rank for name in natural] == [0, 1, 2, 3]
 
 
-@pytest.mark.cases("E2")
+@pytest.mark.cases("case-E2")
 def test_node_rank_is_honoured(cluster: Cluster) -> None:
     hints = [2, 0, 3, 1]
     handlers = [cluster.handler(4, 4, node_rank=hint) for hint in hints]
     assert [info.rank for info in cluster.join_all(*handlers)] == hints
 
 
-@pytest.mark.cases("E2")
+@pytest.mark.cases("case-E2")
 def test_a_duplicate_node_rank_is_refused_naming_both(cluster: Cluster) -> None:
     first = cluster.handler(2, 2, node_rank=1, local_addr="10.0.0.1")
     second = cluster.handler(2, 2, node_rank=1, local_addr="10.0.0.2")
@@ -61,7 +61,7 @@ def test_a_duplicate_node_rank_is_refused_naming_both(cluster: Cluster) -> None:
     assert held.result(5).rank == 1
 
 
-@pytest.mark.cases("E3")
+@pytest.mark.cases("case-E3")
 def test_one_node_too_many_is_a_spare(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 4) for _ in range(4)]
     infos = cluster.join_all(*handlers)
@@ -80,7 +80,7 @@ def test_one_node_too_many_is_a_spare(cluster: Cluster) -> None:
     assert fifth.result(5).rank == 2  # the gap that was left
 
 
-@pytest.mark.cases("E4")
+@pytest.mark.cases("case-E4")
 def test_former_members_have_the_seats_before_spares_that_came_first(cluster: Cluster) -> None:
     members = [cluster.handler(3, 3) for _ in range(3)]
     ranks = [info.rank for info in cluster.join_all(*members)]

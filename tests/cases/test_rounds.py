@@ -1,4 +1,4 @@
-"""Rows B6 and C1 to C9: how rounds begin, end and go on."""
+"""case-B6 and case-C1 to case-C9: how rounds begin, end and go on."""
 
 import re
 import signal
@@ -41,10 +41,10 @@ def finish(fleet: Fleet, *processes: Process) -> None:
     fleet.all_gone()
 
 
-# -- B6 -------------------------------------------------------------------------------------
+# -- case-B6 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("B6")
+@pytest.mark.cases("case-B6")
 def test_two_of_ten_that_rejoin_first_are_no_round(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 10, last_call=0.05) for _ in range(10)]
     nodes = [Mini(handler) for handler in handlers]  # who misses so short a last call comes later
@@ -65,10 +65,10 @@ def test_two_of_ten_that_rejoin_first_are_no_round(cluster: Cluster) -> None:
     assert [info.rank for info in again] == [seat.rank for seat in seats]
 
 
-# -- C1 -------------------------------------------------------------------------------------
+# -- case-C1 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C1")
+@pytest.mark.cases("case-C1")
 def test_sigterm_to_one_agent_leaves_the_others_a_round(fleet: Fleet) -> None:
     options = ["--nnodes=1:3", f"--endpoint={endpoint()}", "--run-id=c1"]
     first, second, third = agents(fleet, 3, *options)
@@ -85,7 +85,7 @@ def test_sigterm_to_one_agent_leaves_the_others_a_round(fleet: Fleet) -> None:
     finish(fleet, first, second, back)
 
 
-# -- C2 -------------------------------------------------------------------------------------
+# -- case-C2 --------------------------------------------------------------------------------
 
 
 def leave_and_rejoin(cluster: Cluster, delay_seconds: float, same_handler: bool) -> str:
@@ -114,7 +114,7 @@ def leave_and_rejoin(cluster: Cluster, delay_seconds: float, same_handler: bool)
     return f"ranks {ranks} -> {now} of {back.size} in round {number}, between: {between}"
 
 
-@pytest.mark.cases("C2")
+@pytest.mark.cases("case-C2")
 def test_leaving_and_coming_back_always_ends_the_same(cluster: Cluster) -> None:
     delays = [delay for delay in (0.0, 0.1, 1.0, 5.0, 20.0) for _ in range(20)]
     with ThreadPoolExecutor(len(delays)) as threads:
@@ -128,10 +128,10 @@ def test_leaving_and_coming_back_always_ends_the_same(cluster: Cluster) -> None:
     assert outcomes == {(delay, short if delay < 1 else long) for delay in delays}
 
 
-# -- C3 -------------------------------------------------------------------------------------
+# -- case-C3 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C3")
+@pytest.mark.cases("case-C3")
 def test_a_restarted_node_makes_no_world_of_its_own(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=c3"]
@@ -149,10 +149,10 @@ def test_a_restarted_node_makes_no_world_of_its_own(fleet: Fleet) -> None:
     assert set(worlds) == {"2"}
 
 
-# -- C4 -------------------------------------------------------------------------------------
+# -- case-C4 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C4")
+@pytest.mark.cases("case-C4")
 def test_a_late_node_waits_and_comes_in_with_the_next_round(cluster: Cluster) -> None:
     members = [cluster.handler(2, 4, last_call=0.1) for _ in range(2)]
     cluster.join_all(*members)
@@ -170,10 +170,10 @@ def test_a_late_node_waits_and_comes_in_with_the_next_round(cluster: Cluster) ->
     assert [info.world_size for info in (*infos, asked.result(5))] == [3, 3, 3]
 
 
-# -- C5 -------------------------------------------------------------------------------------
+# -- case-C5 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C5")
+@pytest.mark.cases("case-C5")
 def test_a_target_that_is_reached_seals_at_once(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 8, target_nodes=4, last_call=60) for _ in range(4)]
     began = time.monotonic()
@@ -182,7 +182,7 @@ def test_a_target_that_is_reached_seals_at_once(cluster: Cluster) -> None:
     assert time.monotonic() - began < 5.0
 
 
-@pytest.mark.cases("C5")
+@pytest.mark.cases("case-C5")
 def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=2:6", f"--endpoint={where}", "--run-id=c5", "--last-call=4"]
@@ -198,10 +198,10 @@ def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
         agent.finished()
 
 
-# -- C6 -------------------------------------------------------------------------------------
+# -- case-C6 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C6")
+@pytest.mark.cases("case-C6")
 def test_the_bootstrap_address_is_of_the_round(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 4, local_addr=f"127.0.0.{i}", target_nodes=4) for i in range(1, 5)]
     seen: set[tuple[str, int]] = set()
@@ -222,10 +222,10 @@ def test_the_bootstrap_address_is_of_the_round(cluster: Cluster) -> None:
     assert len(seen) == 3
 
 
-# -- C7 -------------------------------------------------------------------------------------
+# -- case-C7 --------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("C7")
+@pytest.mark.cases("case-C7")
 def test_a_run_id_is_given_or_made(fleet: Fleet) -> None:
     fleet.release()
     missing = fleet.agent("missing", "--nnodes=2", f"--endpoint={endpoint()}")
@@ -239,7 +239,7 @@ def test_a_run_id_is_given_or_made(fleet: Fleet) -> None:
     assert len({run.expect("^id ").text for run in runs}) == 2
 
 
-@pytest.mark.cases("C7")
+@pytest.mark.cases("case-C7")
 def test_a_finished_run_id_is_refused_or_opened_afresh(fleet: Fleet) -> None:
     fleet.release()
     _server, where = fleet.server()
@@ -254,7 +254,7 @@ def test_a_finished_run_id_is_refused_or_opened_afresh(fleet: Fleet) -> None:
     fleet.agent("afresh", *options, "--new-incarnation").finished()
 
 
-# -- C8 -------------------------------------------------------------------------------------
+# -- case-C8 --------------------------------------------------------------------------------
 
 VICTIM = """
 import os, signal, socket, sys, time
@@ -283,7 +283,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.cases("C8")
+@pytest.mark.cases("case-C8")
 @pytest.mark.parametrize("step", ["connect", "handshake", "join sent", "sealed"])
 def test_a_node_killed_while_joining_blocks_no_round(
     fleet: Fleet, cluster: Cluster, step: str
@@ -306,7 +306,7 @@ def test_a_node_killed_while_joining_blocks_no_round(
     end(*nodes)
 
 
-# -- C9 -------------------------------------------------------------------------------------
+# -- case-C9 --------------------------------------------------------------------------------
 
 FAULTY = """
 import sys
@@ -321,7 +321,7 @@ main(prog_name="rallypoint")
 """
 
 
-@pytest.mark.cases("C9")
+@pytest.mark.cases("case-C9")
 @pytest.mark.parametrize("where", ["_start_workers", "_next_event"])
 def test_a_fault_in_an_agent_is_a_leave_and_no_close(fleet: Fleet, where: str) -> None:
     _server, server = fleet.server()
@@ -343,7 +343,7 @@ def test_a_fault_in_an_agent_is_a_leave_and_no_close(fleet: Fleet, where: str) -
         agent.finished()
 
 
-@pytest.mark.cases("C9")
+@pytest.mark.cases("case-C9")
 def test_only_set_closed_closes(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 2) for _ in range(2)]
     cluster.join_all(*nodes)
@@ -355,7 +355,7 @@ def test_only_set_closed_closes(cluster: Cluster) -> None:
         third.next_rendezvous()
 
 
-@pytest.mark.cases("C7")
+@pytest.mark.cases("case-C7")
 def test_who_waits_when_all_have_finished_goes_home(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 2) for _ in range(2)]
     cluster.join_all(*nodes)

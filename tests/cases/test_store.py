@@ -1,7 +1,6 @@
-"""Store rows: B3, B4, B5 and F5 here.
+"""The store: case-B3, case-B4, case-B5 and case-F5.
 
-F1 (wait in all orders), F2 (compare_set and compare_and_swap), F3 (any bytes), F4 (timeouts do
-not leak) and B3 on one handle are cases of `rallypoint.testing.StoreSuite`, which
+case-F1 to case-F4, and case-B3 on one handle, are cases of `rallypoint.testing.StoreSuite`, which
 tests/store/test_tcp.py runs over sockets and against another process.
 """
 
@@ -51,7 +50,7 @@ def handler_at(port: int, size: int, **config: float | bool) -> DynamicRendezvou
     )
 
 
-@pytest.mark.cases("B3")
+@pytest.mark.cases("case-B3")
 def test_a_blocked_get_and_heartbeats_do_not_cross(server: EmbeddedServer) -> None:
     with TCPStore("127.0.0.1", server.port) as store:
         blocked = after_a_moment(in_thread(store.get, "late", 60.0))
@@ -64,7 +63,7 @@ def test_a_blocked_get_and_heartbeats_do_not_cross(server: EmbeddedServer) -> No
 
 
 @pytest.mark.integration
-@pytest.mark.cases("B4")
+@pytest.mark.cases("case-B4")
 def test_heartbeats_do_not_starve_behind_data(
     process: "tuple[subprocess.Popen[str], int]",
 ) -> None:
@@ -105,7 +104,7 @@ def test_heartbeats_do_not_starve_behind_data(
 
 
 @pytest.mark.integration
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_a_server_that_was_stopped_for_three_leases_loses_nobody(
     process: "tuple[subprocess.Popen[str], int]",
 ) -> None:
@@ -165,7 +164,7 @@ class Light(asyncio.Protocol):
 
 
 @pytest.mark.integration
-@pytest.mark.cases("F5")
+@pytest.mark.cases("case-F5")
 def test_five_thousand_clients_at_once(process: "tuple[subprocess.Popen[str], int]") -> None:
     _, port = process
     clients = 5_000
@@ -194,7 +193,7 @@ def test_five_thousand_clients_at_once(process: "tuple[subprocess.Popen[str], in
         assert store.add("clients", 0) == clients
 
 
-@pytest.mark.cases("F5")
+@pytest.mark.cases("case-F5")
 def test_a_backlog_of_connections_is_taken(server: EmbeddedServer) -> None:
     socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(200)]
     with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Strangers: rows H1 and H2 of the catalogue of public reports."""
+"""Strangers: case-H1 and case-H2 of README.md."""
 
 import os
 import random
@@ -38,7 +38,7 @@ def listening(port: int) -> set[str]:
     return found
 
 
-@pytest.mark.cases("H1")
+@pytest.mark.cases("case-H1")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc/net")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
 def test_only_what_was_asked_is_bound(serve: Callable[..., EmbeddedServer], host: str) -> None:
@@ -47,7 +47,7 @@ def test_only_what_was_asked_is_bound(serve: Callable[..., EmbeddedServer], host
     assert listening(serve("0.0.0.0", insecure=True).port) == {"0.0.0.0"}
 
 
-@pytest.mark.cases("H1")
+@pytest.mark.cases("case-H1")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc/net")
 def test_all_ways_of_hosting_bind_only_that() -> None:
     with TCPStore("127.0.0.1", 0, is_master=True) as master:
@@ -91,7 +91,7 @@ def tls_hello() -> bytes:
 
 
 @pytest.mark.integration
-@pytest.mark.cases("H2")
+@pytest.mark.cases("case-H2")
 def test_what_is_not_ours_is_closed_with_a_reason_and_harms_nobody(
     process: "tuple[subprocess.Popen[str], int]",
 ) -> None:
@@ -122,7 +122,7 @@ def test_what_is_not_ours_is_closed_with_a_reason_and_harms_nobody(
     assert server.poll() is None
 
 
-@pytest.mark.cases("H2")
+@pytest.mark.cases("case-H2")
 def test_a_client_that_says_nothing_or_too_slowly_is_closed_with_a_reason(
     serve: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,7 @@ def cut_off(network: Network, way: str) -> float:
     return min(network.cut(other, FIRST) for other in others)
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("way", ["both ways", "from it", "to it"])
 def test_who_is_cut_off_is_lost_and_comes_back(cluster: Cluster, way: str) -> None:
     victim, *others = cluster.agents

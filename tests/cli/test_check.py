@@ -78,7 +78,6 @@ def test_a_meeting_that_fails_leaves_no_connection(
 
 
 @pytest.mark.integration
-@pytest.mark.cases("H1")
 def test_nodes_measure_each_other(fleet: Fleet) -> None:
     _server, where = fleet.server()
     argv = ["check", "--min-disk=0", "--min-memory=0", f"--endpoint={where}", "--run-id=check-1"]

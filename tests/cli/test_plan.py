@@ -73,8 +73,8 @@ def test_one_node_meets_itself_on_loopback() -> None:
     assert one.store_url == f"tcp://{one.parameters.endpoint}"
 
 
-@pytest.mark.cases("C7")
-def test_c7_several_nodes_need_a_name_for_their_job() -> None:
+@pytest.mark.cases("case-C7")
+def test_several_nodes_need_a_name_for_their_job() -> None:
     with pytest.raises(ParameterError, match="--run-id is missing"):
         make(nnodes="2", endpoint="h:1")
 

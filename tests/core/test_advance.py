@@ -94,7 +94,7 @@ def test_j3_max_nodes_seal_at_once() -> None:
     assert [run.kinds(n) for n in ("node1", "node2", "node3")] == [["RoundSealed"]] * 3
 
 
-@pytest.mark.cases("C5")
+@pytest.mark.cases("case-C5")
 @pytest.mark.parametrize(("target", "sealed_at"), [(2, 2), (3, 3), (None, 4), (9, 4)])
 def test_j3_target_nodes_seal_at_once(target: int | None, sealed_at: int) -> None:
     run = Drive(2, 4, target_nodes=target)
@@ -197,7 +197,7 @@ def test_e1_stale_timers_of_gathering_change_nothing(event: Event) -> None:
     assert run.do(event).state == before
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 def test_j5_after_a_loss_the_survivors_seal_at_once() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node2")
@@ -335,8 +335,8 @@ def test_g1_all_the_silent_are_lost_together() -> None:
     assert set(run.state.fenced) == {"node2", "node3", "node4"}
 
 
-@pytest.mark.cases("B6")
-def test_b6_g1_two_of_ten_do_not_form_a_world() -> None:
+@pytest.mark.cases("case-B6")
+def test_g1_two_of_ten_do_not_form_a_world() -> None:
     ten = [f"node{i}" for i in range(1, 11)]
     run = sealed(*ten, least=2, most=10)
     run.fail("node1")
@@ -347,8 +347,8 @@ def test_b6_g1_two_of_ten_do_not_form_a_world() -> None:
     assert sorted(run.ranks()) == sorted(ten)
 
 
-@pytest.mark.cases("C3")
-def test_c3_g1_a_restarted_node_never_makes_its_own_world() -> None:
+@pytest.mark.cases("case-C3")
+def test_g1_a_restarted_node_never_makes_its_own_world() -> None:
     run = sealed("nodeA", "nodeB", least=1, most=2)
     run.lose("nodeA")
     run.join("nodeA2")
@@ -358,8 +358,8 @@ def test_c3_g1_a_restarted_node_never_makes_its_own_world() -> None:
     assert run.number == 2
 
 
-@pytest.mark.cases("C5")
-def test_c5_two_newcomers_move_the_round_on_by_one() -> None:
+@pytest.mark.cases("case-C5")
+def test_two_newcomers_move_the_round_on_by_one() -> None:
     four = ["node1", "node2", "node3", "node4"]
     run = sealed(*four, least=2, most=6)
     run.join("node5", "node6")
@@ -369,9 +369,9 @@ def test_c5_two_newcomers_move_the_round_on_by_one() -> None:
     assert run.ranks() == [*four, "node5", "node6"]
 
 
-@pytest.mark.cases("C8")
+@pytest.mark.cases("case-C8")
 @pytest.mark.parametrize("reached", ["gathering", "last call", "parked", "rejoining"])
-def test_c8_death_at_any_step_of_joining_blocks_nobody(reached: str) -> None:
+def test_death_at_any_step_of_joining_blocks_nobody(reached: str) -> None:
     run = Drive(2, 3)
     if reached in ("gathering", "last call"):
         run.join("dead", *(["node1"] if reached == "last call" else []))

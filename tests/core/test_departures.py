@@ -83,8 +83,8 @@ def test_l1_the_last_participant_is_lost() -> None:
 
 
 @pytest.mark.parametrize("why", ["", "SIGTERM"])
-@pytest.mark.cases("C1")
-def test_c1_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
+@pytest.mark.cases("case-C1")
+def test_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.leave("node1", why)
     text = "node1 pid 1 left" + (": SIGTERM" if why else "")
@@ -97,8 +97,8 @@ def test_c1_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
     assert run.places()["waiting"] == ["node1b"]
 
 
-@pytest.mark.cases("C9")
-def test_c9_l3_when_all_leave_the_run_is_still_open() -> None:
+@pytest.mark.cases("case-C9")
+def test_l3_when_all_leave_the_run_is_still_open() -> None:
     run = sealed("node1", "node2")
     run.leave("node1", "ValueError")
     run.leave("node2", "ValueError")
@@ -214,9 +214,9 @@ def test_l2_a_fenced_node_is_told_before_anything_else() -> None:
     assert refusal(run, "node3").refusal is Refusal.FENCED
 
 
-@pytest.mark.cases("C2")
+@pytest.mark.cases("case-C2")
 @pytest.mark.parametrize("noticed", [False, True], ids=["in-time", "after-the-loss"])
-def test_c2_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
+def test_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     if noticed:

@@ -155,8 +155,8 @@ def test_n1_a_newcomer_waits_while_there_is_room_and_is_a_spare_when_there_is_no
     assert run.step.reason.endswith("; 1 wait for the next round; 1 spare")
 
 
-@pytest.mark.cases("C4")
-def test_c4_a_node_after_the_last_call_comes_in_with_the_next_round() -> None:
+@pytest.mark.cases("case-C4")
+def test_a_node_after_the_last_call_comes_in_with_the_next_round() -> None:
     run = sealed("node1", "node2")
     run.join("late")
     assert run.kinds("late") == ["Parked"]
@@ -164,8 +164,8 @@ def test_c4_a_node_after_the_last_call_comes_in_with_the_next_round() -> None:
     assert run.ranks() == ["node1", "node2", "late"]
 
 
-@pytest.mark.cases("E3")
-def test_e3_n1_the_fifth_of_four_is_a_spare() -> None:
+@pytest.mark.cases("case-E3")
+def test_n1_the_fifth_of_four_is_a_spare() -> None:
     run = sealed("node1", "node2", "node3", "node4", least=4, most=4)
     run.join("node5")
     assert run.places()["spares"] == ["node5"]
@@ -341,8 +341,8 @@ def test_i1_a_finished_node_keeps_no_slot() -> None:
         assert run.state.fenced == {}
 
 
-@pytest.mark.cases("E2")
-def test_e2_r1_a_duplicate_hint_is_refused_naming_both() -> None:
+@pytest.mark.cases("case-E2")
+def test_r1_a_duplicate_hint_is_refused_naming_both() -> None:
     run = Drive(2, 3)
     run.join("node1", node_rank=1)
     before = run.state
@@ -390,7 +390,7 @@ def test_i1_slot_of_one_and_hint_of_another_cut_one_replace_both() -> None:
     assert set(run.state.fenced) == {"a", "b"}
 
 
-# -- C1, C7: closed, and opened afresh ----------------------------------------------------
+# -- C1, case-C7: closed, and opened again ----------------------------------------------------
 
 
 def test_c1_every_join_is_refused_with_who_when_and_why() -> None:
@@ -437,9 +437,9 @@ def test_c1_closed_stays_closed(event: Event) -> None:
     assert run.step.messages == ()
 
 
-@pytest.mark.cases("C7")
+@pytest.mark.cases("case-C7")
 @pytest.mark.parametrize("known", [0, 1])
-def test_c7_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
+def test_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.fail("node1")
     run.rejoin("node1", "node2")
@@ -467,7 +467,7 @@ def test_c7_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
     assert run.ranks() == ["node1", "node2"]
 
 
-def test_c7_a_finished_run_says_so_and_its_failures_are_history() -> None:
+def test_a_finished_run_says_so_and_its_failures_are_history() -> None:
     run = sealed("node1", "node2", max_restarts=3)
     run.fail("node1")
     run.rejoin("node1", "node2")

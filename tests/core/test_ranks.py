@@ -39,14 +39,14 @@ NATURAL = [
 ]
 
 
-@pytest.mark.cases("E1")
+@pytest.mark.cases("case-E1")
 @pytest.mark.parametrize(("given_order", "expected"), NATURAL)
-def test_e1_r1_natural_order(given_order: list[str], expected: list[str]) -> None:
+def test_r1_natural_order(given_order: list[str], expected: list[str]) -> None:
     assert sorted(given_order, key=natural_key) == expected
 
 
-@pytest.mark.cases("E1")
-def test_e1_r1_first_order_is_natural_whatever_the_order_of_arrival() -> None:
+@pytest.mark.cases("case-E1")
+def test_r1_first_order_is_natural_whatever_the_order_of_arrival() -> None:
     names = ["node7", "node8", "node66", "node70"]
     for arrived in itertools.permutations(names):
         assert order(*(a_member(n, i) for i, n in enumerate(arrived))) == names
@@ -65,14 +65,14 @@ def test_r1_hosts_of_one_name_are_in_order_of_their_addresses() -> None:
     assert order(soon, late) == ["x", "y"]
 
 
-@pytest.mark.cases("A8")
-def test_a8_r1_equal_names_are_told_apart_by_arrival() -> None:
+@pytest.mark.cases("case-A8")
+def test_r1_equal_names_are_told_apart_by_arrival() -> None:
     same = [a_member(n, i, address="host") for i, n in enumerate(("c", "a", "b"))]
     assert order(*reversed(same)) == ["c", "a", "b"]
 
 
-@pytest.mark.cases("E2")
-def test_e2_r1_hints_are_honoured() -> None:
+@pytest.mark.cases("case-E2")
+def test_r1_hints_are_honoured() -> None:
     assert order(
         a_member("node1", 1, node_rank=2), a_member("node2", 2, node_rank=0), a_member("node3", 3)
     ) == ["node2", "node3", "node1"]

@@ -49,8 +49,8 @@ def test_s1_those_who_wait_and_spares_are_candidates_without_asking_again() -> N
     assert sorted(run.ranks()) == ["node2", "node3", "node4"]
 
 
-@pytest.mark.cases("E4")
-def test_e4_s2_spares_that_are_there_first_push_out_no_member() -> None:
+@pytest.mark.cases("case-E4")
+def test_s2_spares_that_are_there_first_push_out_no_member() -> None:
     run = sealed("node1", "node2", "node3", least=2, most=3)
     run.join("spare1", "spare2", "spare3")
     run.fail("node1")
@@ -321,8 +321,8 @@ def test_who_is_no_candidate_delays_by_being_cut_nothing_but_its_own_return(plac
     assert run.number == len(run.told) == 2
 
 
-@pytest.mark.cases("C6")
-def test_c6_e1_rank_0_leaves_and_the_next_round_has_another_address() -> None:
+@pytest.mark.cases("case-C6")
+def test_e1_rank_0_leaves_and_the_next_round_has_another_address() -> None:
     run = sealed("node1", "node2", "node3")
     first = run.record
     assert (first.master_addr, first.master_port) == ("node1", 20_001)

@@ -1,4 +1,4 @@
-"""Row G4: nodes come and go, and the workers save first; nothing is computed twice."""
+"""case-G4: nodes come and go, and the workers save first; nothing is computed twice."""
 
 import os
 import re
@@ -88,7 +88,7 @@ def accuracy_alone() -> str:
     return f"{model.accuracy(data.test_x, data.test_y):.1%}"
 
 
-@pytest.mark.cases("G4")
+@pytest.mark.cases("case-G4")
 @pytest.mark.timeout(300)
 def test_digits_with_four_scale_ups_and_four_losses(fleet: Fleet) -> None:
     options = ["--nnodes=1:4", f"--endpoint={endpoint()}", "--run-id=g4", "--admit=checkpoint"]
@@ -149,7 +149,7 @@ def asking(fleet: Fleet, name: str, *options: str, script: str = "asking.py") ->
     return fleet.agent(name, *options, script, str(fleet.stop_file))
 
 
-@pytest.mark.cases("G4", "C1")
+@pytest.mark.cases("case-G4", "case-C1")
 @pytest.mark.parametrize("where", ["server", "server with a token", "file"])
 def test_a_node_that_is_asked_to_go_leaves_once_all_have_saved(fleet: Fleet, where: str) -> None:
     options = ["--nnodes=1:2", "--run-id=leave", "--admit=checkpoint", "--last-call=10"]

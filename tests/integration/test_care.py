@@ -83,7 +83,6 @@ def test_events_tell_what_happened_in_order(fleet: Fleet) -> None:
     assert told[-1]["data"]["code"] == 143
 
 
-@pytest.mark.cases("H1")
 def test_h1_a_node_that_is_not_well_takes_no_seat(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=h1", "--last-call=0.1"]
@@ -99,7 +98,6 @@ def test_h1_a_node_that_is_not_well_takes_no_seat(fleet: Fleet) -> None:
     well.finished()
 
 
-@pytest.mark.cases("H1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_h1_a_check_that_is_under_way_ends_with_its_agent(
     fleet: Fleet, number: signal.Signals
@@ -203,7 +201,7 @@ def test_a_server_that_is_gone_holds_nobody_up_without_a_word(fleet: Fleet) -> N
     assert "work is done, but the coordinator" in agent.err.text
 
 
-@pytest.mark.cases("G2")
+@pytest.mark.cases("case-G2")
 def test_a_preempt_signal_is_told_to_all_nodes(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=preempt", "--preempt-signal=USR2"]

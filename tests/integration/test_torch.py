@@ -59,7 +59,7 @@ def test_two_agents(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
     epochs = 200  # some seconds alone: enough for another to come
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]
@@ -79,7 +79,7 @@ def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
     assert another.err.text == ""
 
 
-@pytest.mark.cases("C1", "G4")
+@pytest.mark.cases("case-C1", "case-G4")
 def test_one_of_two_agents_is_asked_to_go_and_no_step_is_lost(fleet: Fleet) -> None:
     epochs = 200
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]

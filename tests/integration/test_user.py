@@ -129,7 +129,7 @@ def test_the_budget_is_the_runs_and_used_up_once(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 def test_workers_that_fail_of_a_lost_peer_cost_no_restart(fleet: Fleet) -> None:
     (fleet.folder / "paired.py").write_text(PAIRED, encoding="utf-8")
     shared = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=paired", "--max-restarts=0"]
@@ -201,7 +201,7 @@ def test_redirects_and_tee(fleet: Fleet) -> None:
             assert (folder / "stderr.log").read_text() == f"err {rank}\n"
 
 
-@pytest.mark.cases("A5")
+@pytest.mark.cases("case-A5")
 def test_a_port_that_becomes_free_is_hosted_after_all(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as former:
         where = f"127.0.0.1:{former.getsockname()[1]}"
@@ -233,7 +233,7 @@ def test_off_loopback_with_a_token(fleet: Fleet) -> None:
         agent.finished()
 
 
-@pytest.mark.cases("G3")
+@pytest.mark.cases("case-G3")
 def test_workers_of_a_killed_agent_are_gone(fleet: Fleet) -> None:
     agent = fleet.agent("node", "--standalone", "--nproc-per-node=2")
     lines = [agent.expect(f"work: round 1 rank {rank} of 2") for rank in range(2)]

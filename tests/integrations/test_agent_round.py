@@ -39,7 +39,7 @@ def test_other_waits_fail_with_the_reason_when_the_round_is_over() -> None:
         agent_round.get("key", LONG_SECONDS)
 
 
-@pytest.mark.cases("C8")
+@pytest.mark.cases("case-C8")
 def test_the_exchange_of_ranks_comes_to_an_end_in_a_round_that_is_over() -> None:
     agent_round, handler = make_round()
     mine = json.dumps({"role": "trainer", "rank": 1, "local_world_size": 2})
@@ -67,14 +67,14 @@ def test_the_end_of_the_work_need_not_be_told_of_a_round_that_is_over() -> None:
     assert agent_round.finished
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_the_exit_barrier_is_passed_when_nobody_is_left_to_wait_for() -> None:
     agent_round, handler = make_round()
     threading.Timer(0.3, handler.lose, ["node3"]).start()
     agent_round.wait(["exit/a/last"], LONG_SECONDS)
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_who_has_finished_asks_as_it_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.integrations.agent_round.DONE_LOOK_SECONDS", 0.1)
     agent_round, handler = make_round()

@@ -208,7 +208,7 @@ def test_who_gives_up_ends_the_run(server: EmbeddedServer, error: Exception | No
     assert "a launcher on " in closed_for(server)
 
 
-@pytest.mark.cases("C9")
+@pytest.mark.cases("case-C9")
 def test_another_error_in_an_agent_ends_its_part_alone(server: EmbeddedServer) -> None:
     guest = new_guest(server)
     guest.join()
@@ -221,7 +221,7 @@ def test_another_error_in_an_agent_ends_its_part_alone(server: EmbeddedServer) -
     late.shutdown()
 
 
-@pytest.mark.cases("C1")
+@pytest.mark.cases("case-C1")
 def test_a_guest_that_is_dropped_leaves(server: EmbeddedServer) -> None:
     guest, other = new_guest(server, 2), another(server, 2)
     guest.join()

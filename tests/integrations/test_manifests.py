@@ -103,7 +103,7 @@ def pods(name: str) -> list[dict[str, str]]:
         ("jobset.yaml", "digits-node-0-0.digits:29400"),
     ],
 )
-@pytest.mark.cases("A4")
+@pytest.mark.cases("case-A4")
 def test_pod_0_hosts_at_its_address_and_the_others_look_its_name_up(name: str, first: str) -> None:
     found = [kubernetes.read(env) or {} for env in pods(name)]
     assert [said["endpoint"] for said in found] == ["10.0.0.1:29400", first, first, first]

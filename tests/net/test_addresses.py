@@ -166,7 +166,7 @@ def test_the_local_address_is_the_one_a_peer_sees() -> None:
     assert local_address("127.0.0.1", 80) == "127.0.0.1"
 
 
-@pytest.mark.cases("A2")
+@pytest.mark.cases("case-A2")
 def test_the_local_address_needs_no_name_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda *_: "nope.invalid")
     monkeypatch.setattr(addresses, "_FAR_HOSTS", ())

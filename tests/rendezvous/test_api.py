@@ -100,7 +100,7 @@ def test_store_endpoints() -> None:
     assert store_endpoint(Plain()) == ("h", 3)
 
 
-@pytest.mark.cases("A2")
+@pytest.mark.cases("case-A2")
 def test_without_address_it_is_this_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda *_: "nope.invalid")
     monkeypatch.setattr(api, "local_address", lambda: "127.0.0.1")

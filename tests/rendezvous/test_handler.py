@@ -208,7 +208,7 @@ def test_what_a_node_says_of_itself() -> None:
     assert (why, new_incarnation) == ("", False)
 
 
-@pytest.mark.cases("C6")
+@pytest.mark.cases("case-C6")
 def test_a_port_is_proposed_afresh_under_the_same_id() -> None:
     handler, coordinator = make()
     coordinator.rank = 0
@@ -219,7 +219,7 @@ def test_a_port_is_proposed_afresh_under_the_same_id() -> None:
     assert len({join[0].port for join in coordinator.joins}) > 1
 
 
-@pytest.mark.cases("A8")
+@pytest.mark.cases("case-A8")
 def test_two_handlers_of_a_process_are_two_nodes() -> None:
     assert make()[0].node_id != make()[0].node_id
 

@@ -178,7 +178,7 @@ def test_wrong_parameters(change: dict[str, Any], names: str) -> None:
     assert names in str(caught.value)
 
 
-@pytest.mark.cases("A9")
+@pytest.mark.cases("case-A9")
 def test_a_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

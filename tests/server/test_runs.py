@@ -370,7 +370,7 @@ def test_silence_of_a_lease_is_a_loss() -> None:
     assert told(bench.sessions["c"], Refused).refusal is Refusal.FENCED
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_an_outage_of_the_judge_is_nobodys_death() -> None:
     bench = Bench()
     bench.seal("a", "b")
@@ -383,7 +383,7 @@ def test_an_outage_of_the_judge_is_nobodys_death() -> None:
     assert bench.labels_lost() == {"a", "b"}
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
     bench = Bench()
     bench.seal("a", "b")
@@ -399,7 +399,7 @@ def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
     assert bench.labels_lost() == set()
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_who_was_cut_off_by_the_outage_has_a_lease_to_come_back() -> None:
     bench = Bench()
     bench.seal("a", "b")
@@ -412,7 +412,7 @@ def test_who_was_cut_off_by_the_outage_has_a_lease_to_come_back() -> None:
     assert bench.labels_lost() == {"b"}
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_timers_of_the_core_are_extended_by_the_outage() -> None:
     bench = Bench(msgspec.structs.replace(SETTINGS, lease_seconds=1000.0))
     bench.seal("a", "b", "c")

@@ -4,7 +4,7 @@ Everything that happens (what the coordinator pushed, a worker's exit, a timer, 
 end of a join) is put in one queue by whoever saw it; the loop takes one at a time, asks
 `policy.decide`, and does what it says. The loop owns all state: no lock.
 
-However the loop ends, its workers are ended and its node leaves; it never closes a run (C9).
+However the loop ends, its workers are ended and its node leaves; it never closes a run (case-C9).
 """
 
 import queue

@@ -2,7 +2,7 @@
 
 The first attempt is made before a node joins. Where the port is another process's, that is
 most often the server of the run, and the node connects to it. But it may be the server of an
-earlier run, which is about to end, or the name may not be known yet (A4); nothing tells of
+earlier run, which is about to end, or the name may not be known yet (case-A4); nothing tells of
 either. So while a node that joins is not connected, the attempt is made again with growing
 pauses. A seat ends that, not a connection: a server that ends may have let the node in.
 """

@@ -10,7 +10,7 @@ rest. What such an agent cannot say, a guest concludes:
 * it shuts down without having come there: its workers failed for good, which ends the run
   for all, as with the launcher's own backends;
 * it shuts down while another exception passes, or ends without a word (a signal): that
-  ends nothing but this node's part (rules L3, C9).
+  ends nothing but this node's part (rule L3, case-C9).
 """
 
 import logging

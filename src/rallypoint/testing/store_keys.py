@@ -46,7 +46,7 @@ class KeyCases(StoreHandles):
             store.set(b"\xff", b"")
 
     def test_any_bytes_survive(self) -> None:
-        """F3: any bytes are a value: empty, NUL, what looks like a number."""
+        """case-F3: any bytes are a value: empty, NUL, what looks like a number."""
         store = self.handle()
 
         @settings(
@@ -105,7 +105,7 @@ class KeyCases(StoreHandles):
             store.get("missing", timeout=timedelta(milliseconds=1))
 
     def test_a_calls_timeout_does_not_leak(self) -> None:
-        """F4: a call's own timeout holds for that call alone, on this and other handles."""
+        """case-F4: a call's own timeout holds for that call alone, on this and other handles."""
         store = self.handle()
         default = store.timeout
         with pytest.raises(StoreTimeoutError):
@@ -178,7 +178,7 @@ class KeyCases(StoreHandles):
         _swaps: bool,
         after: bytes | None,
     ) -> None:
-        """F2: key missing, equal, different, with an expected value empty and given."""
+        """case-F2: key missing, equal, different, with an expected value empty and given."""
         store = self.handle()
         if present is not None:
             store.set("key", present)
@@ -194,7 +194,7 @@ class KeyCases(StoreHandles):
         swaps: bool,
         _after: bytes | None,
     ) -> None:
-        """F2: it says which happened and what is there now; missing is not empty."""
+        """case-F2: it says which happened and what is there now; missing is not empty."""
         store = self.handle()
         if present is not None:
             store.set("key", present)
@@ -244,7 +244,7 @@ class KeyCases(StoreHandles):
 
     @pytest.mark.parametrize("there_before", [0, 1, 2, 3])
     def test_wait_in_all_orders(self, there_before: int) -> None:
-        """F1: whichever keys are there before the wait, and in whichever order they come."""
+        """case-F1: whichever keys are there before the wait, and in whichever order they come."""
         store = self.handle()
         for number, order in enumerate(permutations("abc")):
             keys = [f"{number}{letter}" for letter in order]

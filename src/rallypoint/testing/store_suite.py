@@ -31,7 +31,7 @@ class StoreSuite(KeyCases, GroupCases):
     # -- handles and threads --------------------------------------------------------------
 
     def test_a_blocked_thread_holds_up_nobody(self) -> None:
-        """B3: one thread waits in get(60), another makes 1,000 calls on the same handle."""
+        """case-B3: one thread waits in get(60), another makes 1,000 calls on the same handle."""
         store = self.handle()
         waiting = after_a_moment(in_thread(store.get, "late", 60.0))
         counting = in_thread(lambda: [store.add("beat", 1) for _ in range(1000)])

@@ -77,7 +77,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ),
     ("one worker done is not all", [SEALED, e.WorkerExited(1, 0, 0)], ()),
     (
-        "all done: D3",
+        "all done: case-D3",
         [SEALED, e.WorkerExited(1, 0, 0), e.WorkerExited(1, 1, 0)],
         (e.Finish(), e.Leave("its work is done"), e.Exit(EXIT_DONE)),
     ),
@@ -88,15 +88,15 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ("a loss after a failure changes nothing", [SEALED, FAILED, OPENED], ()),
     ("an old opening is no news", [SEALED, e.RoundOpened(1, 1, "old")], ()),
     ("an exit of an older round is no news", [e.Sealed(seat(2)), FAILED], ()),
-    ("C5: the first newcomer", [SEALED, e.NodesWaiting(1)], (e.StartAdmitTimer(1, 0.5, 1),)),
-    ("C5: the second is gathered", [SEALED, e.NodesWaiting(1), e.NodesWaiting(2)], ()),
+    ("case-C5: the first newcomer", [SEALED, e.NodesWaiting(1)], (e.StartAdmitTimer(1, 0.5, 1),)),
+    ("case-C5: the second is gathered", [SEALED, e.NodesWaiting(1), e.NodesWaiting(2)], ()),
     (
-        "C5: then stop once",
+        "case-C5: then stop once",
         [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.AdmitDue(1, 1)],
         (STOP,),
     ),
     (
-        "C5: one new round for both",
+        "case-C5: one new round for both",
         [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.AdmitDue(1, 1), STOPPED],
         (e.Join("2 nodes wait"),),
     ),
@@ -219,8 +219,8 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ),
     ("signal while stopping", [SEALED, OPENED, TERM], (e.Leave("received SIGTERM"),)),
     ("outranks rejoining", [SEALED, OPENED, TERM, STOPPED], (e.Exit(143, "received SIGTERM"),)),
-    ("C9: our fault is a leave", [SEALED, e.AgentFailed("oh")], (STOP, e.Leave("oh"))),
-    ("C9: while joining", [e.AgentFailed("oh")], (e.Leave("oh"), e.Exit(EXIT_FAILED, "oh"))),
+    ("case-C9: our fault is a leave", [SEALED, e.AgentFailed("oh")], (STOP, e.Leave("oh"))),
+    ("case-C9: while joining", [e.AgentFailed("oh")], (e.Leave("oh"), e.Exit(EXIT_FAILED, "oh"))),
     ("nothing after the exit", [TERM, SEALED], ()),
 ]
 

@@ -75,7 +75,7 @@ def test_a_third_agent_is_taken_in(new_job: NewJob) -> None:
     assert [agent.wait() for agent in job.agents] == [0, 0, 0]
 
 
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 def test_a_lost_agent_begins_a_new_round_where_c10d_waits(new_job: NewJob) -> None:
     jobs = {name: new_job("2:3", backend=name) for name in ("rallypoint", "c10d")}
     took = {}
@@ -94,7 +94,7 @@ def test_a_lost_agent_begins_a_new_round_where_c10d_waits(new_job: NewJob) -> No
     assert [agent.worlds()[-1] for agent in jobs["c10d"].agents[:2]] == [3, 3]
 
 
-@pytest.mark.cases("C1")
+@pytest.mark.cases("case-C1")
 def test_sigterm_to_one_agent_closes_nothing(new_job: NewJob) -> None:
     job = new_job("1:3", options=("--max-restarts", "3"))
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_a_failed_worker_is_started_again(new_job: NewJob, tmp_path: Path) -> No
     assert [agent.wait() for agent in job.agents] == [0, 0]
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_all_are_told_at_once_when_one_gives_up(new_job: NewJob) -> None:
     job = new_job("2", options=("--max-restarts", "0"))
     bad = job.start("--no-python", "sh", "-c", "sleep 1; exit 3")
@@ -175,7 +175,7 @@ def test_ranks_count_all_workers_and_those_of_each_role(new_job: NewJob, identic
         assert found == [f"{rank}/{len(found)}" for rank in range(len(found))]
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_who_is_done_first_waits_for_the_others_and_no_longer(new_job: NewJob) -> None:
     job = new_job("2")
     quick = job.start("--no-python", "true")
@@ -184,7 +184,7 @@ def test_who_is_done_first_waits_for_the_others_and_no_longer(new_job: NewJob) -
     assert (quick.stderr, slow.stderr) == ("", "")
 
 
-@pytest.mark.cases("D3")
+@pytest.mark.cases("case-D3")
 def test_nobody_waits_at_the_exit_for_one_who_was_killed(new_job: NewJob) -> None:
     job = new_job("2")
     done = job.start("--no-python", "true")

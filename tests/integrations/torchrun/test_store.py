@@ -110,7 +110,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.cases("H1")
+@pytest.mark.cases("case-H1")
 def test_the_workers_store_listens_on_its_address_alone_until_it_is_not_first() -> None:
     stores = WorkersStore()
     port = stores.propose("127.0.0.1")
@@ -122,7 +122,7 @@ def test_the_workers_store_listens_on_its_address_alone_until_it_is_not_first() 
     assert not listens(port)
 
 
-@pytest.mark.cases("C6")
+@pytest.mark.cases("case-C6")
 def test_each_round_has_a_workers_store_of_its_own() -> None:
     stores = WorkersStore()
     first = stores.propose("127.0.0.1")

@@ -50,7 +50,7 @@ class Cluster:
     def add(self, *names: str, why: str = "") -> None:
         for name in names:
             if name not in self.nodes:
-                # No two clocks agree, and nothing depends on it (B2).
+                # No two clocks agree, and nothing depends on it (case-B2).
                 self.clocks[name] = ManualClock(1e6 * len(self.clocks))
                 backend = StoreRendezvousBackend(self.store, "run")
                 self.nodes[name] = SharedCoordinator(
@@ -95,7 +95,7 @@ def test_a_full_round_forms_at_once() -> None:
     assert cluster.seats("a", "b") == [(1, 0, 2), (1, 1, 2)]
 
 
-@pytest.mark.cases("B1", "B2")
+@pytest.mark.cases("case-B1", "case-B2")
 def test_a_silent_node_is_lost_and_the_others_go_on() -> None:
     cluster = Cluster(2, 3)
     cluster.add("a", "b", "c")
@@ -143,7 +143,7 @@ def test_a_node_that_was_lost_before_it_knew_that_it_was_in_is_told_so() -> None
     assert cluster.view("b").fenced is not None
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_an_outage_of_the_observer_is_nobodys_death() -> None:
     cluster = Cluster(2, 3)
     cluster.add("a", "b", "c")
@@ -185,7 +185,7 @@ def test_leaving_opens_a_round_without_the_leaver() -> None:
     assert cluster.view("c").closed is None  # L3
 
 
-@pytest.mark.cases("C2")
+@pytest.mark.cases("case-C2")
 @pytest.mark.parametrize("away", [0, 0.5, 1, 5, 20])
 def test_leaving_and_coming_back_is_always_the_same(away: float) -> None:
     cluster = Cluster(1, 3)
@@ -220,7 +220,7 @@ def test_a_failure_opens_a_round() -> None:
         assert "exit code 3" in opened.why
 
 
-@pytest.mark.cases("C7")
+@pytest.mark.cases("case-C7")
 def test_finishing() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")
@@ -555,7 +555,7 @@ def agent(path: str, pipe: Connection) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.cases("B1")
+@pytest.mark.cases("case-B1")
 def test_processes_over_a_file_survive_a_killed_one(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     path = str(tmp_path / "job")

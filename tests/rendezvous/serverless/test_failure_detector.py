@@ -74,7 +74,7 @@ def test_a_beat_counts_from_when_it_was_seen() -> None:
         assert watch.look(3, "b", "c") == [Beat("a")]
 
 
-@pytest.mark.cases("B5")
+@pytest.mark.cases("case-B5")
 def test_an_observer_that_was_away_blames_nobody() -> None:
     watch = Watch("a", "b", "c")
     watch.look()
@@ -86,7 +86,7 @@ def test_an_observer_that_was_away_blames_nobody() -> None:
     assert {each.node for each in lost if isinstance(each, Lost)} == {"b", "c"}
 
 
-@pytest.mark.cases("B2")
+@pytest.mark.cases("case-B2")
 def test_clocks_of_others_do_not_matter() -> None:
     watch = Watch("a", "b", "c", clock=ManualClock(1e6))
     watch.look()

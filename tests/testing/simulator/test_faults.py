@@ -31,7 +31,7 @@ def test_blocks_outlive_the_server_that_they_were_made_for() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
 @pytest.mark.parametrize("kind", sorted(STEP_KINDS), ids=lambda kind: kind.name)
 def test_at_every_step_of_a_life(kind: Kind, shared: bool) -> None:
-    """C8: whoever acts is killed, or stopped for two leases, at each step from join to loss."""
+    """case-C8: a node is killed, or stopped for two leases, at each step from join to loss."""
     went_on = Fault(Kind.KILL, 3.0, node=2)
     whole = a_world(went_on, shared=shared)
     whole.run()

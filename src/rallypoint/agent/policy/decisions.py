@@ -288,7 +288,7 @@ def _worker_exited(phase: Working, state: AgentState, event: WorkerExited) -> De
         done = phase.done | {event.local_rank}
         if len(done) < state.local_world_size:
             return Decision(_to(state, msgspec.structs.replace(phase, done=done)))
-        # D3: a node goes as soon as its own work is done; a finished node is never lost (F1)
+        # case-D3: a node goes as soon as its own work is done; a finished node is never lost (F1)
         return _exit(state, Exit(EXIT_DONE), (Finish(), Leave("its work is done")))
     how = (event.exit_code, event.signal, event.at, "\n".join(event.lines))
     return _worker_failed(phase, state, event.local_rank, *how)

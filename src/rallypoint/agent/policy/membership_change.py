@@ -3,7 +3,7 @@
 Two things ask for a change that can wait: nodes that wait to be let in, and a node that is
 about to leave. What is done about newcomers is a setting:
 
-    now         they are let in at once, gathered for a moment (C5)
+    now         they are let in at once, gathered for a moment (case-C5)
     checkpoint  the workers are asked to save; all ranks having saved, the round changes
     never       they wait until something else opens a round
 

@@ -1,7 +1,7 @@
 """The agent's words: what goes on, what went wrong, and the failure report at the end.
 
 What goes wrong is said on stderr; what goes on is said on stdout, so that a normal run
-leaves stderr to its workers (D4). With `--log-format json` each of them is a JSON object on
+leaves stderr to its workers (case-D4). With `--log-format json` each of them is a JSON object on
 one line, as the workers' lines are (`agent.output`).
 
 A console that is full or gone ends no job: what cannot be written is dropped, and nothing stays
