@@ -166,7 +166,7 @@ def proved_anew(server: Server) -> int:
     (key,) = server.keyring.keys
     who = key.rights().who
     sessions: Any = server.runs["run"].sessions.values()
-    return sum(session.handshake.rights.who == who for session in sessions)
+    return sum(session.rights.who == who for session in sessions)
 
 
 # -- rotation -----------------------------------------------------------------------------

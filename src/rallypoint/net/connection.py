@@ -6,6 +6,7 @@ Used by the store client and by a node's session; what the frames mean is theirs
 import contextlib
 import errno
 import logging
+import secrets
 import select
 import selectors
 import socket
@@ -30,11 +31,11 @@ from rallypoint.net.endpoints import Place, join_place
 from rallypoint.net.handshake import (
     ADVICE,
     SOFTWARE,
+    ClientHandshake,
     NotOurProtocolError,
     StandbyError,
     UnknownTokenError,
     goodbye_error,
-    shake_hands,
 )
 from rallypoint.net.protocol_sniffer import speaks_tls, who_speaks
 from rallypoint.net.token_sources import current
@@ -309,7 +310,7 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
         link = _secured(sock, place, target, limit)
         try:
             link.read_timeout(max(0.05, limit.remaining()))
-            shake_hands(link, target, keys[0])
+            _shake_hands(link, target, keys[0])
             return link
         except UnknownTokenError:
             link.close()
@@ -320,6 +321,30 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
         except BaseException:
             link.close()
             raise
+
+
+def _shake_hands(link: Link, target: Target, key: Key | None) -> None:
+    """Prove to each other that both sides know the token; set `link.welcome`."""
+    nonce = secrets.token_bytes(p.NONCE_BYTES)
+    handshake = ClientHandshake(
+        link.where, target.run, target.client, nonce, key, binding=link.binding
+    )
+    link.send(handshake.begin())
+    while handshake.welcome is None:
+        if answer := handshake.receive(_received(link)):
+            link.send(answer)
+    link.welcome = handshake.welcome
+
+
+def _received(link: Link) -> list[bytes]:
+    try:
+        return link.receive()
+    except (NotOurProtocolError, AuthenticationError):
+        raise
+    except StoreConnectionError as error:
+        raise StoreConnectionError(
+            f"what listens at {link.where} did not answer as a Rallypoint server: {error}; {ADVICE}"
+        ) from error
 
 
 def _not_for(target: Target) -> str:

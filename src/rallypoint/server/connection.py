@@ -8,6 +8,7 @@ recognised by their first bytes, a length above the limit is never allocated.
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,11 +17,12 @@ import msgspec
 from rallypoint.core.events import Join
 from rallypoint.core.state import NodeId
 from rallypoint.net import protocol as p
-from rallypoint.net.tokens import EVERYTHING
+from rallypoint.net.handshake import Done, NeedsPeerCredentials, Reply, ServerHandshake
+from rallypoint.net.tokens import EVERYTHING, Rights
 from rallypoint.rendezvous import wire
 from rallypoint.server import audit
 from rallypoint.server.connection_limits import Allowance, stranger
-from rallypoint.server.handshake import Handshake
+from rallypoint.server.peer_credentials import may_talk, refusal
 from rallypoint.server.receive_budget import LONG_BYTES
 from rallypoint.server.status import visible
 
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rallypoint.server")
 
+DECOY_BYTES = 32
 CORKED_BYTES = 64 * 1024  # longer answers are not copied to be written with others
 _CLOSE_SECONDS = 1.0  # for the other side to read our last words
-_handshake = msgspec.msgpack.Decoder(wire.HandshakeBody)
+_handshake_bodies = msgspec.msgpack.Decoder(wire.HandshakeBody)
 _bodies = msgspec.msgpack.Decoder(wire.ClientBody)
 _ALIVE = p.frame(wire.Beat())
 _header = p.HEADER.unpack_from
@@ -59,10 +62,10 @@ class Connection(asyncio.Protocol):
         self._write: Callable[[bytes], None] = _unsent
         self._corked: list[bytes] | None = None  # answers to one read, written as one
         self._buffer = bytearray()
-        self.ends: tuple[Any, Any] = (None, None)  # the client's socket and ours; None: it is gone
-        self.handshake = Handshake(self)
+        self._ends: tuple[Any, Any] = (None, None)  # the client's socket and ours; None: it is gone
+        self._handshake: ServerHandshake | None = None  # since the first frame
         self._hello: p.Hello | None = None  # once the handshake is done
-        self._rights = EVERYTHING
+        self.rights = EVERYTHING
         self._joins: Allowance | None = None
         self._space: Space | None = None
         self._run: RunHost | None = None
@@ -78,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
         name = transport.get_extra_info("peername")
-        self.ends = name, transport.get_extra_info("sockname")
+        self._ends = name, transport.get_extra_info("sockname")
         if name:
             self.address, self.peer = str(name[0]), f"{name[0]}:{name[1]}"
         self.server.opened(self)
@@ -274,7 +277,7 @@ class Connection(asyncio.Protocol):
         self.server.requests += 1
         try:
             if self._space is None:
-                self.shake(_handshake.decode(body))
+                self._shake(_handshake_bodies.decode(body))
             elif type(message := _bodies.decode(body)) is p.Call:
                 self._call(message)
             else:
@@ -285,13 +288,47 @@ class Connection(asyncio.Protocol):
             self.server.faults.of_connection(self, error)
         return not self._ended
 
-    def shake(self, body: p.Hello | p.Proof) -> None:
-        """Take one step of the handshake (nothing happens once the connection is closed)."""
-        hello = None if self._ended else self.handshake.take(body)
-        if hello is not None:
-            self._enter(hello)
+    def _shake(self, body: p.Hello | p.Proof) -> None:
+        handshake = self._handshake
+        if handshake is None:
+            handshake = self._handshake = self._new_handshake()
+        self._carry_out(handshake.take(body, self.server.keyring))
 
-    def _enter(self, hello: p.Hello) -> None:
+    def _new_handshake(self) -> ServerHandshake:
+        server = self.server
+        return ServerHandshake(
+            self.peer,
+            secrets.token_bytes(p.NONCE_BYTES),
+            secrets.token_bytes(DECOY_BYTES),
+            server.options.run_name_limit,
+            asks_peer=server.owners is not None,
+            binding=self.binding,
+        )
+
+    def _carry_out(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if type(reply) is p.Challenge:
+                self.send_at_once(p.frame(reply))
+            elif type(reply) is Done:
+                self._enter(reply.hello, reply.rights)
+            elif type(reply) is p.Goodbye:
+                self.goodbye(reply.code, reply.reason)
+            elif type(reply) is NeedsPeerCredentials and self.server.owners is not None:
+                self.server.owners.ask(*self._ends, self._peer_known)
+
+    def _peer_known(self, uid: int | None) -> None:
+        """Go on with the handshake now that it is known whose process the client is."""
+        if self._handshake is not None and not self._ended:
+            why = "" if may_talk(uid) else refusal(uid)
+            self._carry_out(self._handshake.peer_known(why, self.server.keyring))
+
+    def recheck_token(self) -> None:
+        """End the connection if its token is not among the server's changed tokens."""
+        goodbye = None if self._handshake is None else self._handshake.recheck(self.server.keyring)
+        if goodbye is not None:
+            self.goodbye(goodbye.code, goodbye.reason)
+
+    def _enter(self, hello: p.Hello, rights: Rights) -> None:
         space = self.server.space(hello.run)
         if space is None:
             limit = self.server.options.runs_limit
@@ -300,7 +337,8 @@ class Connection(asyncio.Protocol):
         former = space.peer(hello.client)
         if isinstance(former, Connection) and not self._replaces(former):
             return
-        self._hello, self._rights = hello, self.handshake.rights
+        self._hello = hello
+        self.rights = rights
         self._space = space
         resumed = space.attach(hello.client, self)
         self.server.proved(self)
@@ -323,8 +361,8 @@ class Connection(asyncio.Protocol):
         return older is former
 
     def _call(self, call: p.Call) -> None:
-        if not self._rights.store:
-            why = f"{self._rights.who} may only look, not use the store"
+        if not self.rights.store:
+            why = f"{self.rights.who} may only look, not use the store"
             self.send(p.frame(p.Failure(call.id, p.FAIL_DENIED, why)))
         elif self._space is not None and self._hello is not None:
             self._space.call(self._hello.client, call)
@@ -343,7 +381,7 @@ class Connection(asyncio.Protocol):
             self._inquire(hello.run, body)  # makes no run: who asks does not take part
         elif kind is wire.Ask:
             self._ask(hello.run, body)
-        elif self._rights.join:
+        elif self.rights.join:
             self._run_of(hello.run).resume(self, body)
         else:
             self.send(p.frame(wire.Denied(0, self._may_not("take part in a run"))))
@@ -354,10 +392,10 @@ class Connection(asyncio.Protocol):
         return self._run
 
     def _may_not(self, what: str) -> str:
-        return f"{self._rights.who} does not allow a client to {what}"
+        return f"{self.rights.who} does not allow a client to {what}"
 
     def _ask(self, run_id: str, ask: wire.Ask) -> None:
-        server, rights, event = self.server, self._rights, ask.event
+        server, rights, event = self.server, self.rights, ask.event
         order = audit.order(event, self.node)
         if not (rights.join if order is None else rights.admin):
             what = f"{audit.deed(order)} run {run_id!r}" if order else "take part in a run"
@@ -392,7 +430,7 @@ class Connection(asyncio.Protocol):
         server = self.server
         run = server.runs.get(run_id)
         if inquiry.server:
-            return wire.Answer(inquiry.id, server=visible(server.status(), self._rights))
+            return wire.Answer(inquiry.id, server=visible(server.status(), self.rights))
         if inquiry.seats:
             return wire.Answer(inquiry.id, seats=() if run is None else run.seats())
         return wire.Answer(inquiry.id, report=server.report(run_id, inquiry.brief))

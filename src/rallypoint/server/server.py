@@ -297,7 +297,7 @@ class Server:
                 self.keyring = keyring
                 logger.warning("the token file has changed: %d tokens", len(keyring.keys))
                 for connection in list(self.connections):
-                    connection.handshake.recheck()
+                    connection.recheck_token()
 
     def _forget_ended_runs(self) -> None:
         excess = len(self.runs) - ENDED_RUNS_KEPT

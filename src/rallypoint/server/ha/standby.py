@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from rallypoint.net import protocol as p
+from rallypoint.net.tokens import Rights
 from rallypoint.server.connection import Connection
 from rallypoint.server.ha.leadership import View
 from rallypoint.server.options import Options
@@ -17,7 +18,7 @@ from rallypoint.server.server import Server
 class StandbyConnection(Connection):
     """A client's connection to a server that stands by."""
 
-    def _enter(self, hello: p.Hello) -> None:
+    def _enter(self, hello: p.Hello, rights: Rights) -> None:
         server = self.server
         if isinstance(server, StandbyServer):
             reason, leader = server.who_leads()
