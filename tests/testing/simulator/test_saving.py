@@ -57,7 +57,7 @@ def test_an_agent_that_does_not_wait_for_all_is_caught(monkeypatch: pytest.Monke
         agent.put(events.WorkersSaved(ask.round, 1))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Saves, "ask", too_early)
-    with pytest.raises(Violation, match="ends its workers for WorkersSaved"):
+    with pytest.raises(Violation, match="stopped its workers because of WorkersSaved"):
         told(PLAN)
 
 

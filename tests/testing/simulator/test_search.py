@@ -14,7 +14,7 @@ from tests.testing.simulator.planted import CASES
 
 from rallypoint.server import runs
 from rallypoint.testing.simulator import (
-    Failure,
+    FailedPlan,
     Kind,
     Plan,
     attempt,
@@ -29,7 +29,7 @@ FRESH_SECONDS = 30.0 if os.environ.get("RALLYPOINT_NIGHTLY") else 15.0  # hosted
 FAILED = Path(__file__).with_name("failed.jsonl")  # plans, one a line, with what was violated
 
 
-def told(failure: Failure) -> str:
+def told(failure: FailedPlan) -> str:
     """Return what a person needs, and the line to add to `FAILED`."""
     small = shrink(failure)
     line = msgspec.json.encode(small).decode()
@@ -58,7 +58,7 @@ def test_events_that_wait_for_others_violate_nothing(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("line", FAILED.read_text("utf-8").splitlines())
 def test_what_ever_failed_does_not_fail_again(line: str) -> None:
-    again = attempt(msgspec.json.decode(line, type=Failure).plan)
+    again = attempt(msgspec.json.decode(line, type=FailedPlan).plan)
     assert again is None, story(again)
 
 
@@ -86,7 +86,7 @@ def test_a_failing_plan_is_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert small.kind == failure.kind
     assert len(small.plan.faults) == 1
     text = story(small)
-    assert "ask a node to go (SIGTERM)" in text
+    assert "send SIGTERM to a node" in text
     assert "received SIGTERM" in text
     assert f"RALLYPOINT_SEED={failure.plan.seed}" in text
 

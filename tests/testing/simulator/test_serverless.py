@@ -83,4 +83,4 @@ def test_a_user_who_gives_up_on_an_order_harms_nobody_else() -> None:
     world.lines = []
     world.run()
     assert round_of(world) == (1, 3)
-    assert any("user1 " in line and "was not heard" in line for line in world.lines)
+    assert any("user1 " in line and "request failed" in line for line in world.lines)

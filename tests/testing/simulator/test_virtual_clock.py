@@ -69,5 +69,5 @@ def test_a_coroutine_that_would_wait_is_refused() -> None:
         def __await__(self):  # type: ignore[no-untyped-def]
             yield
 
-    with pytest.raises(RuntimeError, match="had to wait"):
+    with pytest.raises(RuntimeError, match="the coroutine waited"):
         finish(Waits())

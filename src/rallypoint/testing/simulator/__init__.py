@@ -1,17 +1,17 @@
-"""A simulated cluster: the real core, hosts, wire and policy, in one thread, from one seed.
+"""A simulated cluster: the real core, server, client and agent policy in one thread, from a seed.
 
     search(range(1000)).line()     # run seeds
-    print(story(shrink(failure)))  # read what failed
+    print(story(shrink(failure)))  # read a failure
 
-See docs/simulation.md for what is real in it, what goes wrong in it, and what is checked.
+docs/simulation.md says what is real, which faults happen, and what is checked.
 """
 
 from rallypoint.testing.simulator.context import Violation
 from rallypoint.testing.simulator.hosted_world import HostedWorld
 from rallypoint.testing.simulator.plan import Fault, Kind, Plan, plan_from
 from rallypoint.testing.simulator.search import (
-    Failure,
-    Found,
+    FailedPlan,
+    SearchResult,
     attempt,
     first_seed,
     make_world,
@@ -23,13 +23,13 @@ from rallypoint.testing.simulator.search import (
 from rallypoint.testing.simulator.world import Result, World
 
 __all__ = [
-    "Failure",
+    "FailedPlan",
     "Fault",
-    "Found",
     "HostedWorld",
     "Kind",
     "Plan",
     "Result",
+    "SearchResult",
     "Violation",
     "World",
     "attempt",

@@ -1,4 +1,4 @@
-"""A simulated compare-and-set store, and each node's way to it."""
+"""A simulated compare-and-set store, and each node's backend for it."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ SLICE_SECONDS = 0.02
 
 
 class Killed(BaseException):
-    """The process that waits has died: its call never returns."""
+    """The waiting process has died: its call never returns."""
 
 
 class Cell:
@@ -20,8 +20,8 @@ class Cell:
 
     Args:
         simulation: its time and network.
-        process: the store itself; while it is paused, nobody reaches it.
-        stored: called with each state that was written.
+        process: the store itself; it is unreachable while it is paused.
+        stored: called with each written state.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Cell:
         self._stored = stored
 
     def compare_and_set(self, data: bytes, token: Token | None) -> bool:
-        """Write if the token is the present one; at one moment."""
+        """Write the data if the token is current; return whether it was."""
         if (token or 0) != self.version:
             return False
         self.data, self.version = data, self.version + 1
@@ -43,11 +43,11 @@ class Cell:
 
 
 class NodeBackend(RendezvousBackend):
-    """One node's way to the cell.
+    """One node's access to the cell.
 
     Args:
-        cell: what all share.
-        process: whose way it is.
+        cell: the shared state.
+        process: the node's.
     """
 
     def __init__(self, cell: Cell, process: Process) -> None:
@@ -81,7 +81,7 @@ class NodeBackend(RendezvousBackend):
     def _answer(self) -> None:
         self.wait(self._cell.simulation.clockwork.random.random() * ACCESS_SECONDS)
         if self._is_cut("down"):
-            raise RendezvousConnectionError("the store's answer did not come")
+            raise RendezvousConnectionError("the store did not answer")
 
     def _is_cut(self, way: str) -> bool:
         store, me = self._cell.process, self._process.name
@@ -89,16 +89,16 @@ class NodeBackend(RendezvousBackend):
         return self._cell.simulation.network.is_blocked(*pair) or store.paused
 
     def wait(self, seconds: float) -> None:
-        """Let the world go on without this node."""
+        """Let the rest of the world run while this node waits."""
         process = self._process
         self._others_for(seconds * process.slowness)
-        while process.paused and process.alive:  # a fault has stopped it meanwhile
+        while process.paused and process.alive:  # a fault stopped it during the wait
             self._others_for(SLICE_SECONDS)
         if not process.alive:
             raise Killed
 
     def _others_for(self, seconds: float) -> None:
-        """Let others act; this node's callbacks wait, also once a fault of it is over."""
+        """Let others run; hold this node's callbacks, even if its own pause ends."""
         self._process.pause()
         self._others_until(self._cell.simulation.clockwork.now + seconds)
         self._process.go_on()
@@ -106,5 +106,5 @@ class NodeBackend(RendezvousBackend):
     def _others_until(self, end: float) -> None:
         try:
             self._cell.simulation.clockwork.run_until(end)
-        except RallypointError as error:  # another's: it must not look like an answer to this one
-            raise Violation(type(error).__name__, f"nobody took {error!r}") from error
+        except RallypointError as error:  # of another node: not an answer to this one
+            raise Violation(type(error).__name__, f"unhandled: {error!r}") from error

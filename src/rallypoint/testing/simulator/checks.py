@@ -1,8 +1,8 @@
 """What must hold in a simulated world, checked after each step of the core and each message.
 
-The simulator knows the truth: which node really left, whose worker really failed, when a
-node's bytes last reached the server. Each event that the hosts hand to the core, and each
-reason for which a node ends its workers, must have its cause there.
+The simulator knows the truth: which node left, whose worker failed, when a node's bytes last
+reached the server. Every event that a host passes to the core, and every reason for which a
+node stops its workers, must have its cause there.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +49,7 @@ from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.server import SimulatedServer
 
 TIMERS = (LastCallOver, RejoinOver, ReplacementWaitOver, SteadyOver, ExclusionOver)
-HELD_UP_SECONDS = 1.0  # what a server may not notice of its own absence, each time
+HELD_UP_SECONDS = 1.0  # each pause may go unnoticed by the server for so long
 ROUNDING_SECONDS = 0.01
 LEEWAY_SECONDS = 0.5
 
@@ -73,7 +73,7 @@ class Checker(ABC):
         """Take the place of the core's `advance`, and check the step."""
 
     def _sealing(self, before: State, step: Step) -> None:
-        """G1: nobody of the round before is passed over who is alive and has not gone."""
+        """G1: the new round includes every live node of the round before that has not left."""
         after = step.state
         if not isinstance(after.phase, Sealed):
             return
@@ -91,18 +91,18 @@ class Checker(ABC):
             gone = gone or node in put_out
             if node not in seated and node not in after.finished and not gone:
                 raise Violation(
-                    "G1", f"round {record.number} was sealed without {node}, who is alive"
+                    "G1", f"round {record.number} was sealed without {node}, which is alive"
                 )
 
-    # -- what nodes are told, and do -------------------------------------------------------------
+    # -- messages to nodes, and what nodes do -----------------------------------------------
 
     def told(self, life: int, node: NodeId, message: wire.Told) -> None:
-        """A node was told something."""
+        """A message reached a node."""
         if isinstance(message, wire.Seated):
             self.seated(life, node, message.seat)
 
     def seated(self, life: int, node: NodeId, seat: Assignment) -> None:
-        """A node was given a seat: all who are told of the round must be told the same."""
+        """A node has a seat: a round's members must receive equal facts and distinct ranks."""
         key = (life, seat.incarnation, seat.round)
         common = (
             seat.size, seat.world_size, seat.master_addr, seat.master_port, seat.restarts,
@@ -110,7 +110,7 @@ class Checker(ABC):
         )  # fmt: skip
         first = self.truth.common.setdefault(key, common)
         if first != common:
-            raise Violation("agreement", f"round {key} was told as {first} and as {common}")
+            raise Violation("agreement", f"round {key}: nodes received {first} and {common}")
         holders = self.truth.seats.setdefault(key, {})
         holder = holders.setdefault(seat.rank, node)
         if holder != node:
@@ -121,7 +121,7 @@ class Checker(ABC):
             raise Violation("agreement", f"rank {seat.rank} of {seat.size}")
 
     def stops(self, agent: Agent, event: agent_events.Event, reason: str) -> None:
-        """A node ends workers that were well: it must say why, and that must be so."""
+        """A node stops healthy workers: it must give a reason, and the reason must be true."""
         truth = self.truth
         match event:
             case agent_events.RoundOpened(incarnation=i, round=n, why=why):
@@ -141,10 +141,10 @@ class Checker(ABC):
             case _:
                 fine = False
         if not fine or not reason:
-            raise Violation("killed", f"{agent.node_id} ends its workers for {event!r}")
+            raise Violation("killed", f"{agent.node_id} stopped its workers because of {event!r}")
 
     def overlooked(self, agent: Agent, opened: RoundOpened) -> None:
-        """A node was told a while ago that its round is over: it must not work in it still."""
+        """A node that learnt some time ago that its round is over must not work in it."""
         phase = agent.state.phase
         if not isinstance(phase, decisions.Working) or agent.view().opened != opened:
             return
@@ -163,7 +163,7 @@ class Checker(ABC):
 
 
 class HostedChecker(Checker):
-    """Checks what the hosts of a server do; a step counts once it is durable.
+    """Checks what a server does; a step counts once it is durable.
 
     Args:
         simulation: what is checked.
@@ -184,7 +184,7 @@ class HostedChecker(Checker):
         host = server.owner(state)
         for event in events:
             self._cause(event, state)
-        if host is None or host is server.host:  # not one that another has replaced
+        if host is None or host is server.host:  # not a replaced server
             for event in events:
                 if isinstance(event, Lost):
                     self._loss(event, state)
@@ -198,7 +198,7 @@ class HostedChecker(Checker):
         return step
 
     def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
-        """A step of a server has become durable: from now on it may be told."""
+        """A step has become durable: nodes may be notified of it."""
         self._closing(before, step.state, events)
         self._sealing(before, step)
         check_budget(before, step.state, events)
@@ -220,7 +220,7 @@ class HostedChecker(Checker):
             case _:
                 fine = True
         if not fine:
-            raise Violation("invented", f"nothing in the world caused {event}")
+            raise Violation("invented", f"nothing caused {event}")
 
     def _loss(self, lost: Lost, state: State) -> None:
         server, settings = self.server, state.settings
@@ -242,7 +242,7 @@ class HostedChecker(Checker):
             if back:
                 raise Violation("false loss", f"{lost.node} is connected and was lost")
             if gone < min(settings.grace_seconds, settings.lease_seconds) - leeway:
-                text = f"{lost.node} was lost {gone:.2f} s after its connection was cut"
+                text = f"{lost.node} was lost {gone:.2f} s after its disconnect"
                 raise Violation("false loss", text)
 
     def _late_timers(self, state: State, events: Iterable[Event]) -> None:
@@ -270,7 +270,7 @@ class HostedChecker(Checker):
         if not isinstance(after.phase, Closed) or isinstance(before.phase, Closed):
             return
         most = before.settings.max_restarts if before.settings else None
-        spent = most is not None and before.restarts > most  # B1: judged once all are back
+        spent = most is not None and before.restarts > most  # B1: decided once all nodes are back
         if not spent and not any(isinstance(event, Close | Fail | Finish) for event in events):
             raise Violation("L3", f"the run was closed by {events}")
         life = self.server.life
@@ -293,7 +293,7 @@ class HostedChecker(Checker):
             truth.closings.add((state.incarnation, state.phase.why))
 
     def begins(self, running: Iterable[Timer]) -> None:
-        """Timers run in the server; those that are new begin now."""
+        """Timers run in the server; new ones begin now."""
         process = self.server.process
         for timer in running:
             key = (self.server.starts, timer)
@@ -302,14 +302,14 @@ class HostedChecker(Checker):
 
 
 class ServerlessChecker(Checker):
-    """Checks what nodes derive, what is stored, and what they then do."""
+    """Checks the states that nodes compute and store, and what nodes then do."""
 
     def __init__(self, simulation: Simulation, server: ServerLives) -> None:
         super().__init__(simulation, server)
         self._signs: dict[NodeId, tuple[int, float]] = {}
 
     def advance(self, state: State, *events: Event) -> Step:
-        """Be `advance` for the exchanges: whether it counts is decided by the write."""
+        """Take the place of `advance`; a step counts once its write has won."""
         step = advance_now(state, *events)
         self.steps += 1
         check_core(state, step)
@@ -352,7 +352,7 @@ def _is_in(state: State, node: NodeId) -> bool:
 
 
 def what_of(order: Order) -> tuple[str, str]:
-    """Return what an order is, and about whom."""
+    """Return the kind of an order, and its target."""
     whom = ""
     if isinstance(order, Notify):
         whom = order.node
@@ -362,14 +362,14 @@ def what_of(order: Order) -> tuple[str, str]:
 
 
 def advance_now(state: State, *events: Event) -> Step:
-    """Call the core as it is now (tests of the simulator plant faults in it)."""
+    """Call the core; tests plant faults in it, so it is looked up at each call."""
     return advance(state, *events)
 
 
 def check_budget(before: State, after: State, events: tuple[Event, ...]) -> None:
-    """B1: failing workers use the budget up, and no round begins beyond it.
+    """B1: failing workers consume the restart budget, and no round begins beyond it.
 
-    It may be given back: workers that failed because a node was lost are not charged.
+    The budget can grow again: failures that a lost node caused are not counted.
     """
     most = after.settings.max_restarts if after.settings else None
     if most is not None and isinstance(after.phase, Sealed) and after.restarts > most:
@@ -381,7 +381,7 @@ def check_budget(before: State, after: State, events: tuple[Event, ...]) -> None
 
 
 def event_line(event: Event) -> str:
-    """Return an event in a few words."""
+    """Return an event as a few words."""
     name = type(event).__name__
     if isinstance(event, Join):
         return f"{name} {event.node.id} after {event.after}"

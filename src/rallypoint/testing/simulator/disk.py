@@ -1,13 +1,13 @@
-"""A simulated disk, the journal on it, and the writer that takes its time.
+"""A simulated disk, the journal on it, and a writer with delays.
 
-A commit is written to the disk's cache and then synced, each after a while; only then is the
-scribe told. A process that is killed leaves what it has written, a machine without power what
-it has synced. Between the sync and the telling there is a moment, too: whatever dies then has
-stored what nobody was told.
+A commit is written to the disk's cache and then synced, each after a delay; the group commit is
+notified after the sync. A killed process leaves what it has written, a machine that loses power
+what it has synced. A process can also die between the sync and the notification: then data is
+stored that nobody was notified of.
 
-A journal leads until another one is opened, as where several servers stand by. It finds that
-out when it commits and when it renews its lease, and by its own clock it knows for how long
-nobody else can have been let in.
+A journal leads until another one is opened, as with several servers on one state. It notices
+that when it commits and when it renews its lease. Its own clock tells it until when no other
+journal can have been opened.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from rallypoint.server.journal.group_commit import Changes, Done
 from rallypoint.testing.simulator.context import Simulation
 from rallypoint.testing.simulator.virtual_clock import Process
 
-LEASE_SECONDS = 2.0  # of the journal: after that another server may open it
+LEASE_SECONDS = 2.0  # of a journal; then another server may open one
 Call = Callable[[], None]
 
 
 class Disk:
-    """Entries: what was written, and what of it was synced.
+    """Entries: those in the cache, and those that are synced.
 
     Args:
-        sync_at_once: False keeps what is written in the cache until `sync`.
+        sync_at_once: False keeps writes in the cache until `sync`.
     """
 
     def __init__(self, sync_at_once: bool = True) -> None:
@@ -38,11 +38,11 @@ class Disk:
         self._cache: list[tuple[Changes, Call]] = []
 
     def write(self, changes: Changes, durable: Call = lambda: None) -> None:
-        """Write entries; `durable` is called once they can be lost no more."""
+        """Write entries to the cache; `durable` is called once they are synced."""
         self._cache.append((changes, durable))
 
     def sync(self) -> None:
-        """Let what was written survive a power loss."""
+        """Make the cached entries survive a power loss."""
         cache, self._cache = self._cache, []
         for changes, durable in cache:
             for name, value in changes.items():
@@ -53,15 +53,15 @@ class Disk:
             durable()
 
     def lose_power(self) -> None:
-        """Forget what was not synced."""
+        """Drop the cached entries."""
         self._cache = []
 
     def wipe(self) -> None:
-        """Forget everything; epochs go on."""
+        """Drop all entries; epochs keep growing."""
         self._cache, self._synced = [], {}
 
     def read(self) -> dict[str, bytes]:
-        """Return what is there after a process has ended: its cache outlives it."""
+        """Return the entries after a process has ended; the cache survives it."""
         self.sync()
         return dict(self._synced)
 
@@ -70,8 +70,8 @@ class SimulatedJournal(Journal):
     """A journal on a simulated disk.
 
     Args:
-        disk: what it is on.
-        process: whose it is; its clock judges the lease.
+        disk: where it keeps entries.
+        process: its owner, whose clock measures the lease.
     """
 
     def __init__(self, disk: Disk, process: Process) -> None:
@@ -88,14 +88,14 @@ class SimulatedJournal(Journal):
     def _renew(self) -> None:
         if not self.leads:
             if self.on_lost is not None:
-                self.on_lost(JournalLostError("the lease is another's"))
+                self.on_lost(JournalLostError("another journal holds the lease"))
             return
         self._safe_until = self._process.time() + LEASE_SECONDS
         self._process.call_later(LEASE_SECONDS / 3, self._renew)
 
     @property
     def leads(self) -> bool:
-        """Whether no other one was opened."""
+        """Whether no other journal has been opened since."""
         return self._epoch == self._disk.epoch
 
     def may_answer(self) -> bool:
@@ -114,14 +114,14 @@ class SimulatedJournal(Journal):
 
 
 class SimulatedWriter:
-    """Commits after a while.
+    """Commits after the delays of the plan's disk.
 
     Args:
         simulation: its plan says how fast the disk is.
         process: the server.
-        journal: opened.
-        disk: what it is on.
-        noted: returns what is to be called when what the server has done by now is durable.
+        journal: an open one.
+        disk: of the journal.
+        noted: returns the function to call once everything so far is durable.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class SimulatedWriter:
         self._batch: tuple[Changes, Call] | None = None
 
     def write(self, changes: Changes, done: Done) -> None:
-        if self._batch is None or self._batch[0] is not changes:  # else: it is tried again
+        if self._batch is None or self._batch[0] is not changes:  # else this is a retry
             self._batch = (changes, self._noted())
-        self._after_a_while(self._write, *self._batch, done)
+        self._delayed(self._write, *self._batch, done)
 
-    def _after_a_while(self, call: Callable[..., None], *args: object) -> None:
+    def _delayed(self, call: Callable[..., None], *args: object) -> None:
         least, most = self._simulation.plan.disk_seconds
         clockwork = self._simulation.clockwork
         seconds = least + (most - least) * clockwork.random.random()
@@ -156,7 +156,7 @@ class SimulatedWriter:
         except (JournalFullError, JournalLostError) as error:
             done(error)
             return
-        self._after_a_while(self._sync, done)
+        self._delayed(self._sync, done)
 
     def _sync(self, done: Done) -> None:
         if self._disk.sync_at_once:

@@ -1,4 +1,4 @@
-"""Carries out the faults of a plan."""
+"""Injects the faults of a plan."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +14,10 @@ from rallypoint.testing.simulator.stores import StoreClient
 from rallypoint.testing.simulator.virtual_clock import Process
 
 SLOWNESS = 40.0
-CRASH_CHANCE, CRASH_SECONDS = 0.5, 3.0  # of workers whose peer has died
+CRASH_CHANCE, CRASH_SECONDS = 0.5, 3.0  # workers of a dead node's peers may crash
 
 
-class Victims(Protocol):
+class Targets(Protocol):
     """What faults act on, besides time and network."""
 
     agents: list[Agent]
@@ -28,20 +28,20 @@ class Victims(Protocol):
         """Start an agent on a machine that has had `number` others."""
 
     def order(self, event: Order) -> None:
-        """Somebody who takes no part changes something about the run."""
+        """Send an operator's order to the run."""
 
 
 class Faults:
-    """What goes wrong in a world, and when it has stopped.
+    """Injects faults into a world until `stop`.
 
     Args:
         simulation: its time, network and plan.
-        victims: what the faults act on.
+        targets: what the faults act on.
     """
 
-    def __init__(self, simulation: Simulation, victims: Victims) -> None:
+    def __init__(self, simulation: Simulation, targets: Targets) -> None:
         self._simulation = simulation
-        self._victims = victims
+        self._targets = targets
         self._clockwork = simulation.clockwork
         self._steps: dict[int, Fault] = {}
         self._blocks: list[tuple[str, str]] = []  # node, "up" or "down"
@@ -56,14 +56,14 @@ class Faults:
             Kind.PART_UP: self._part, Kind.PART_DOWN: self._part,
             Kind.SERVER_PAUSE: self._server_pause, Kind.SERVER_SLOW: self._server_slow,
             Kind.SERVER_JUMP: self._server_jump, Kind.SERVER_KILL: self._server_kill,
-            Kind.SERVER_TWIN: lambda fault: self._victims.server.replace(fault.seconds),
-            Kind.SERVER_FULL: lambda fault: self._victims.server.fill_disk(fault.seconds),
+            Kind.SERVER_TWIN: lambda fault: self._targets.server.replace(fault.seconds),
+            Kind.SERVER_FULL: lambda fault: self._targets.server.fill_disk(fault.seconds),
             Kind.SERVER_POWER: self._server_kill, Kind.SERVER_LOST: self._server_kill,
             Kind.CLOSE: self._close, Kind.NOTICE: self._notice, Kind.EXCLUDE: self._exclude,
         }  # fmt: skip
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
-        """Let the faults come at their time."""
+        """Schedule the faults."""
         self.end = self._simulation.plan.fault_seconds
         for fault in faults:
             if fault.kind in STEP_KINDS:
@@ -75,7 +75,7 @@ class Faults:
             self._clockwork.on_step = self._step
 
     def stop(self) -> None:
-        """Let nothing go wrong any more."""
+        """Inject no more faults."""
         self.stopped = True
         self._clockwork.on_step = None
 
@@ -87,14 +87,14 @@ class Faults:
         self._do[fault.kind](fault)
 
     def agent(self, fault: Fault) -> Agent:
-        """Return the agent that is now on the fault's machine."""
-        agents = self._victims.agents
+        """Return the current agent of the fault's machine."""
+        agents = self._targets.agents
         return agents[fault.node % len(agents)]
 
     def process(self, fault: Fault) -> Process:
-        """Return the process that the fault concerns: an agent's, or a store client's."""
-        victims = self._victims
-        everyone = [a.process for a in victims.agents] + [c.process for c in victims.stores]
+        """Return the process that the fault acts on: an agent's, or a store client's."""
+        targets = self._targets
+        everyone = [a.process for a in targets.agents] + [c.process for c in targets.stores]
         return everyone[fault.node % len(everyone)]
 
     # -- nodes -----------------------------------------------------------------------------------
@@ -107,26 +107,26 @@ class Faults:
             self._later(fault.seconds, partial(self._come_back, agent.host))
 
     def kill_agent(self, agent: Agent, power: bool) -> None:
-        """Kill an agent; the workers of its peers may crash for it."""
+        """Kill an agent; its peers' workers may crash as a consequence."""
         seat = agent.working
         agent.working = None
         if power:
             self._simulation.network.vanish(agent.process)
         else:
             agent.process.kill()
-        for other in self._victims.agents if seat is not None else ():
+        for other in self._targets.agents if seat is not None else ():
             crashes = self._clockwork.random.random() < CRASH_CHANCE
             if other.working is not None and other.process.alive and crashes:
                 delay = self._clockwork.random.random() * CRASH_SECONDS
                 other.process.call_later(delay, other.worker_ends, other.working, 1)
 
     def _come_back(self, host: int) -> None:
-        agent = self._victims.agents[host]
+        agent = self._targets.agents[host]
         if not agent.process.alive:
-            self._victims.new_agent(host, agent.name.count("'") + 1)
+            self._targets.new_agent(host, agent.name.count("'") + 1)
 
     def _come(self, fault: Fault) -> None:
-        self._victims.new_agent(len(self._victims.agents))
+        self._targets.new_agent(len(self._targets.agents))
 
     def _pause(self, fault: Fault) -> None:
         process = self.process(fault)
@@ -158,16 +158,16 @@ class Faults:
         if fault is None or self.stopped:
             return
         self._simulation.note("FAULT", f"{fault.line()}: {process.name}")
-        agent = next((a for a in self._victims.agents if a.process is process), None)
+        agent = next((a for a in self._targets.agents if a.process is process), None)
         if agent is not None and fault.kind is Kind.KILL_STEP:
             self.kill_agent(agent, power=False)
             if fault.back:
                 self._later(fault.seconds, partial(self._come_back, agent.host))
-        elif process is self._victims.server.process and fault.kind is Kind.KILL_STEP:
-            self._victims.server.kill(fault.seconds, power=True, lost=False)
+        elif process is self._targets.server.process and fault.kind is Kind.KILL_STEP:
+            self._targets.server.kill(fault.seconds, power=True, lost=False)
         else:
-            if process is self._victims.server.process:
-                self._victims.server.held_up += 1
+            if process is self._targets.server.process:
+                self._targets.server.held_up += 1
             process.pause()
             self._later(fault.seconds, process.go_on)
         self.end = max(self.end, self._clockwork.now + fault.seconds + 0.1)
@@ -191,7 +191,7 @@ class Faults:
         self._set(name, way, False)
 
     def _set(self, name: str, way: str, blocked: bool) -> None:
-        server = self._victims.server.process
+        server = self._targets.server.process
         if server is not None:
             self._set_with(server.name, name, way, blocked)
 
@@ -204,51 +204,51 @@ class Faults:
             network.unblock(*pair)
 
     def server_started(self, server: str) -> None:
-        """A server that is started again is behind the same blocks."""
+        """Apply the current network blocks to a new server process."""
         for name, way in self._blocks:
             self._set_with(server, name, way, True)
 
     # -- the server --------------------------------------------------------------------------------
 
     def _server_pause(self, fault: Fault) -> None:
-        process = self._victims.server.process
+        process = self._targets.server.process
         if process is not None:
-            self._victims.server.held_up += 1
+            self._targets.server.held_up += 1
             process.pause()
             self._later(fault.seconds, process.go_on)
 
     def _server_slow(self, fault: Fault) -> None:
-        process = self._victims.server.process
+        process = self._targets.server.process
         if process is not None:
             process.slowness = SLOWNESS
             self._later(fault.seconds, lambda: setattr(process, "slowness", 1.0))
 
     def _server_jump(self, fault: Fault) -> None:
-        process = self._victims.server.process
+        process = self._targets.server.process
         if process is not None and process.alive:
-            self._victims.server.held_up += 1
-            self._victims.server.jumped_seconds += fault.seconds
+            self._targets.server.held_up += 1
+            self._targets.server.jumped_seconds += fault.seconds
             process.jump(fault.seconds)
 
     def _server_kill(self, fault: Fault) -> None:
         power, lost = fault.kind is Kind.SERVER_POWER, fault.kind is Kind.SERVER_LOST
-        self._victims.server.kill(fault.seconds, power, lost)
+        self._targets.server.kill(fault.seconds, power, lost)
 
     def _close(self, fault: Fault) -> None:
-        self._victims.order(Close("a user", "enough"))
+        self._targets.order(Close("a user", "enough"))
 
-    # -- what people do ----------------------------------------------------------------------------
+    # -- operators ---------------------------------------------------------------------------------
 
     def _notice(self, fault: Fault) -> None:
-        self._victims.order(Notify(self.agent(fault).node_id, "a notice", "a user", fault.seconds))
+        self._targets.order(Notify(self.agent(fault).node_id, "a notice", "a user", fault.seconds))
 
     def _exclude(self, fault: Fault) -> None:
-        """Keep a machine out: until it is admitted, and its agent comes back, or for a time."""
+        """Exclude a machine for some time, or until it is admitted and its agent comes back."""
         agent = self.agent(fault)
         address = agent.describe().address
         seconds = None if fault.back else fault.seconds
-        self._victims.order(Exclude(Aspect.ADDRESS, address, "bad", "a user", seconds))
+        self._targets.order(Exclude(Aspect.ADDRESS, address, "bad", "a user", seconds))
         if fault.back:
             admit = Admit(Aspect.ADDRESS, address, "a user")
-            self._later(fault.seconds, partial(self._victims.order, admit))
+            self._later(fault.seconds, partial(self._targets.order, admit))
             self._later(fault.seconds, partial(self._come_back, agent.host))

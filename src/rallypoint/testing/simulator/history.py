@@ -1,8 +1,8 @@
-"""Is a history of store calls linearizable? After Wing & Gong, with Lowe's memory. PURE.
+"""Whether a history of store calls is linearizable (Wing & Gong, with Lowe's memoization). PURE.
 
-Each call must seem to happen at one moment between its request and its answer. A call whose
-answer was never seen may have happened at any moment after its request, or never. Keys are
-checked one by one: a history is linearizable if that of each key is.
+Each call must appear to take effect at one moment between its request and its answer. A call
+without an answer may have taken effect at any moment after its request, or not at all. Keys are
+checked one by one: a history is linearizable if the history of each key is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,21 +21,21 @@ class _Unknown(Enum):
 
 
 UNKNOWN: Final = _Unknown.UNKNOWN
-"""Result of a call whose answer was never seen."""
+"""The result of a call without an answer."""
 
 Value = bytes | tuple[bytes, ...] | None
-"""What is under a key: a value, a queue, or nothing."""
+"""What a key holds: a value, a queue, or nothing."""
 
 
 class Call(msgspec.Struct, frozen=True):
     """One call of a client.
 
     Args:
-        client: who.
-        request: what.
-        asked: when.
-        answered: when the answer came; `NEVER` if it did not.
-        result: what it was; `UNKNOWN` if it never came.
+        client: its name.
+        request: a store request.
+        asked: when it was sent, in seconds.
+        answered: when it was answered; `NEVER` without an answer.
+        result: the answer; `UNKNOWN` without one.
     """
 
     client: str
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True):
     result: Any = UNKNOWN
 
     def line(self) -> str:
-        """Return it as a line for people."""
+        """Return the call as text."""
         when = f"{self.asked:.4f} to {self.answered:.4f}"
         return f"{when} {self.client}: {self.request} -> {self.result}"
 
@@ -57,7 +57,7 @@ def key_of(request: Any) -> str:
 
 
 def apply(value: Value, call: Call) -> tuple[bool, Value]:
-    """Return whether the call can happen with this result now, and what is there after it."""
+    """Return whether the call fits this value, and the value after it."""
     after, result = _effect(value, call.request)
     if result is _IMPOSSIBLE:
         return False, value
@@ -96,7 +96,7 @@ def _effect(value: Value, request: Any) -> tuple[Value, Any]:
 
 
 def explain(calls: Iterable[Call]) -> str:
-    """Return why the calls of a history fit no order, "" if they fit one."""
+    """Return why no order explains the history, "" if one does."""
     by_key: dict[str, list[Call]] = {}
     for call in calls:
         by_key.setdefault(key_of(call.request), []).append(call)

@@ -20,7 +20,7 @@ from rallypoint.testing.simulator.world import World
 
 
 class HostedWorld(World):
-    """Everything of one simulation with a server.
+    """One simulation with a server.
 
     Args:
         plan: what happens.

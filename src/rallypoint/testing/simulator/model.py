@@ -1,10 +1,10 @@
-"""A model check of the core: every order of events, for a few nodes, over the real `advance`.
+"""A model check of the core: every order of events of a few nodes, over the real `advance`.
 
-Breadth first from the empty run. In each state everything is tried that could happen next:
-what nodes do, what hosts report, each running timer, and each fault that this path has not
-had yet. States are remembered without their texts and with arrivals as an order, since
-those decide nothing. After each step the invariants must hold, and what was promised to
-nodes (G1, L2, E1); and from each state the run must come to rest if nodes just do their part.
+The search goes breadth first from the empty run. In each state it tries every possible next
+event: what nodes do, what hosts report, each running timer, and each fault that this path has
+not used yet. Visited states are compared without texts and with arrivals as an order, since those
+decide nothing. After each step the invariants and the rules G1, L1, L3 and E1 must hold. From each
+state the run must settle if every node does its part.
 """
 
 import time
@@ -60,16 +60,16 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 FINISHED_FAULT = "finish"
 
 
-class World(msgspec.Struct, frozen=True):
-    """A state of the run, and what nodes and network remember beside it.
+class Situation(msgspec.Struct, frozen=True):
+    """A state of the run, and what nodes and network remember.
 
     Args:
-        state: the core's.
-        known: by node the incarnation and round that it was told last.
+        state: of the core.
+        known: incarnation and round that each node last knew.
         sealed: number of the last sealed round.
         left: faults that may still happen.
-        old_joins: joins that were sent, and may come again.
-        old_timers: timers that have run, and may come late.
+        old_joins: joins that were sent and may arrive again.
+        old_timers: timers that have run and may fire late.
     """
 
     state: State
@@ -81,15 +81,15 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Broken(Exception):
-    """Something that must hold does not; `path` is how to get there."""
+    """A rule does not hold; `path` lists the events that lead there."""
 
     def __init__(self, what: str, path: list[str]) -> None:
         super().__init__("\n  ".join([what, *path]))
         self.path = path
 
 
-class Report(msgspec.Struct):
-    """What a model check has seen."""
+class ModelCheck(msgspec.Struct):
+    """The result of a model check."""
 
     states: int = 0
     steps: int = 0
@@ -97,31 +97,29 @@ class Report(msgspec.Struct):
     complete: bool = True
 
     def line(self) -> str:
-        """Return it as a line for people."""
-        end = "all of them" if self.complete else "not all of them"
+        """Return the figures as text."""
+        end = "complete" if self.complete else "not complete"
         return f"{self.states} states, {self.steps} steps in {self.seconds:.1f} s: {end}"
 
 
 def explore(
     settings: Settings, faults: tuple[str, ...] = FAULTS, limit_seconds: float = float("inf")
-) -> Report:
-    """Explore all orders (Broken if something does not hold)."""
+) -> ModelCheck:
+    """Explore all orders of events; raise Broken if a rule does not hold."""
     began = time.monotonic()
-    first = World(State("model"), left=frozenset(faults))
+    first = Situation(State("model"), left=frozenset(faults))
     paths: dict[bytes, tuple[bytes, str]] = {key(first): (b"", "")}
     queue = deque([(first, key(first))])
-    report, rested = Report(states=1), set[bytes]()
+    report, settled = ModelCheck(states=1), set[bytes]()
     while queue:
-        world, here = queue.popleft()
-        for words, fault, event in possible(world, settings):
-            step = advance(world.state, event)
+        situation, here = queue.popleft()
+        for words, fault, event in possible(situation, settings):
+            step = advance(situation.state, event)
             report.steps += 1
-            after = follow(world, event, fault, step)
+            after = follow(situation, event, fault, step)
             there = key(after)
             new = there not in paths
-            what = broken(world, event, fault, step) or (
-                comes_to_rest(after, rested) if new else ""
-            )
+            what = broken(situation, event, fault, step) or (settles(after, settled) if new else "")
             if what:
                 raise Broken(what, [*path_to(here, paths), words])
             if new:
@@ -137,7 +135,7 @@ def explore(
 
 
 def path_to(here: bytes, paths: dict[bytes, tuple[bytes, str]]) -> list[str]:
-    """Return the words of the events that lead to a state."""
+    """Return the events, as text, that lead to a state."""
     words: list[str] = []
     while here:
         here, word = paths[here]
@@ -148,41 +146,43 @@ def path_to(here: bytes, paths: dict[bytes, tuple[bytes, str]]) -> list[str]:
 def node_of(name: NodeId) -> Node:
     """Return a node; `a2` is the successor of `a` in the same slot.
 
-    But for their slots all are alike, so their names can be given in order of arrival, and
-    it is enough to look at one of all orders of names.
+    Nodes differ in nothing but their slots, so names are given in order of arrival: one order of
+    names stands for all of them.
     """
     return Node(id=name, address="host", port=1, slot=name[0])
 
 
-def possible(world: World, settings: Settings) -> Iterator[tuple[str, str, Event]]:
-    """Yield what can happen next: words for it, the fault that it uses up, the event."""
-    state = world.state
+def possible(situation: Situation, settings: Settings) -> Iterator[tuple[str, str, Event]]:
+    """Yield each possible next event: its text, the fault that it uses up, the event."""
+    state = situation.state
     for name in NODES:
-        yield from _node_can(world, name, settings)
+        yield from _node_can(situation, name, settings)
     for timer in timers(state):
         yield f"{type(timer).__name__}", "", timer
-    if "close" in world.left and not isinstance(state.phase, Closed):
+    if "close" in situation.left and not isinstance(state.phase, Closed):
         yield "close", "close", Close("a user", "enough")
-    if "late timer" in world.left:
-        for timer in world.old_timers - set(timers(state)):
+    if "late timer" in situation.left:
+        for timer in situation.old_timers - set(timers(state)):
             yield f"late {timer}", "late timer", timer
-    if "again" in world.left:
-        for join in world.old_joins:
+    if "again" in situation.left:
+        for join in situation.old_joins:
             yield f"again {join.node.id} after {join.after}", "again", join
 
 
-def _node_can(world: World, name: NodeId, settings: Settings) -> Iterator[tuple[str, str, Event]]:
-    state, left = world.state, world.left
+def _node_can(
+    situation: Situation, name: NodeId, settings: Settings
+) -> Iterator[tuple[str, str, Event]]:
+    state, left = situation.state, situation.left
     present = [n for n in (name, name + "2") if find(state, n) is not None]
     if not present:
-        fenced = [n for n in (name, name + "2") if n in state.fenced or n in world.known]
+        fenced = [n for n in (name, name + "2") if n in state.fenced or n in situation.known]
         fresh = name if not fenced else name + "2"
-        in_turn = all(n in world.known for n in NODES[: NODES.index(name)])  # all are alike
+        in_turn = all(n in situation.known for n in NODES[: NODES.index(name)])  # nodes are alike
         if fresh not in fenced and in_turn and not isinstance(state.phase, Closed):
             yield f"join {fresh}", "", Join(node_of(fresh), settings)
         return
     who = present[0]
-    incarnation, number = world.known.get(who, (0, 0))
+    incarnation, number = situation.known.get(who, (0, 0))
     if who in state.participants:
         yield f"rejoin {who}", "", Join(node_of(who), settings, incarnation, number)
         if "fail" in left and number:
@@ -209,29 +209,33 @@ def _node_can(world: World, name: NodeId, settings: Settings) -> Iterator[tuple[
         yield f"replace {who}", "replace", Join(node_of(name + "2"), settings)
 
 
-def follow(world: World, event: Event, fault: str, step: Step) -> World:
-    """Return the world after a step."""
-    known = dict(world.known)
+def follow(situation: Situation, event: Event, fault: str, step: Step) -> Situation:
+    """Return the situation after a step."""
+    known = dict(situation.known)
     for send in step.messages:
         if isinstance(send.message, RoundSealed):
             record = send.message.record
             known.update(dict.fromkeys(send.to, (record.incarnation, record.number)))
-    joins = world.old_joins
+    joins = situation.old_joins
     if isinstance(event, Join):
         known.setdefault(event.node.id, (0, 0))
-        if event not in joins and "again" in world.left:
+        if event not in joins and "again" in situation.left:
             joins = (*joins, event)
     phase = step.state.phase
-    sealed = phase.record.number if isinstance(phase, Sealed) else world.sealed
-    old = world.old_timers | set(timers(world.state)) if "late timer" in world.left else frozenset()
-    if "again" not in world.left:
+    sealed = phase.record.number if isinstance(phase, Sealed) else situation.sealed
+    old = (
+        situation.old_timers | set(timers(situation.state))
+        if "late timer" in situation.left
+        else frozenset()
+    )
+    if "again" not in situation.left:
         joins = ()
-    return World(step.state, known, sealed, world.left - {fault}, joins, frozenset(old))
+    return Situation(step.state, known, sealed, situation.left - {fault}, joins, frozenset(old))
 
 
-def key(world: World) -> bytes:
-    """Return what tells apart worlds that can go different ways."""
-    state, change = world.state, msgspec.structs.replace
+def key(situation: Situation) -> bytes:
+    """Return a digest that is equal for situations with the same future."""
+    state, change = situation.state, msgspec.structs.replace
     order = sorted(m.arrival for place in PLACES for m in getattr(state, place).values())
     places: dict[str, dict[NodeId, Member]] = {
         place: {
@@ -249,26 +253,26 @@ def key(world: World) -> bytes:
         state, phase=phase, opened_by="", opening="", arrivals=0,
         fenced=dict.fromkeys(state.fenced, ""), failures=state.failures[:1], **places,
     )  # fmt: skip
-    joins = sorted((j.node.id, j.incarnation, j.after) for j in world.old_joins)
-    late = sorted(map(_encoder.encode, world.old_timers))
-    whole = _encoder.encode((bare, world.known, world.sealed, world.left, joins, late))
+    joins = sorted((j.node.id, j.incarnation, j.after) for j in situation.old_joins)
+    late = sorted(map(_encoder.encode, situation.old_timers))
+    whole = _encoder.encode((bare, situation.known, situation.sealed, situation.left, joins, late))
     return blake2b(whole, digest_size=16).digest()
 
 
-# -- what must hold ---------------------------------------------------------------------------
+# -- rules ------------------------------------------------------------------------------------
 
 
-def broken(world: World, event: Event, fault: str, step: Step) -> str:
-    """Return what a step breaks, "" if nothing."""
-    before, after = world.state, step.state
+def broken(situation: Situation, event: Event, fault: str, step: Step) -> str:
+    """Return the rule that a step breaks, "" if none."""
+    before, after = situation.state, step.state
     wrong = check_state(after) + check_step(before, after, step.messages)
     if wrong:
         return "; ".join(wrong)
     if fault == "late timer" and (after != before or step.messages):
-        return f"E1: {event} came late and changed something"
+        return f"E1: {event} fired late and changed the state"
     phase = after.phase
     if isinstance(phase, Sealed) and not isinstance(before.phase, Sealed):
-        return _sealing(world, event, phase, after)
+        return _sealing(situation, event, phase, after)
     if isinstance(phase, Sealed) and isinstance(before.phase, Sealed):
         grown = phase.record.number - before.phase.record.number
         return _passed_over(before, event, after) if grown else ""
@@ -276,17 +280,17 @@ def broken(world: World, event: Event, fault: str, step: Step) -> str:
         spent = before.settings is not None and before.settings.max_restarts is not None
         if not isinstance(event, Close | Fail | Finish) and not (spent and before.restarts):
             return f"L3: {event} has closed the run"
-    return _untold(after, step.messages)
+    return _unnotified(after, step.messages)
 
 
-def _sealing(world: World, event: Event, phase: Sealed, after: State) -> str:
-    if phase.record.number <= world.sealed:
-        return f"round {phase.record.number} was sealed after round {world.sealed}"
-    return _passed_over(world.state, event, after)
+def _sealing(situation: Situation, event: Event, phase: Sealed, after: State) -> str:
+    if phase.record.number <= situation.sealed:
+        return f"round {phase.record.number} was sealed after round {situation.sealed}"
+    return _passed_over(situation.state, event, after)
 
 
 def _passed_over(before: State, event: Event, after: State) -> str:
-    """G1: who worked, or came back, has a seat unless it finished, left or was lost."""
+    """G1: a participant has a seat in the next round unless it finished, left or was lost."""
     record = after.phase.record if isinstance(after.phase, Sealed) else None
     seated = {seat.node.id for seat in record.seats} if record else set()
     for node in before.participants:
@@ -294,28 +298,30 @@ def _passed_over(before: State, event: Event, after: State) -> str:
         gone = node in after.fenced or node in after.finished or put_out
         left = isinstance(event, Leave) and event.node == node
         if node not in seated and not gone and not left:
-            return f"G1: a round was sealed without {node}, who is alive"
+            return f"G1: a round was sealed without {node}, which is alive"
     return ""
 
 
-def _untold(after: State, messages: tuple[Send, ...]) -> str:
-    """L1: whoever opens a round tells all who worked in the one before."""
+def _unnotified(after: State, messages: tuple[Send, ...]) -> str:
+    """L1: when a round opens, all participants of the round before are notified."""
     opened = [send for send in messages if isinstance(send.message, RoundOpened)]
     if not opened or not after.participants:
         return ""
-    told = {node for send in opened for node in send.to}
-    untold = set(after.participants) - told
-    return f"L1: {sorted(untold)} were not told that their round is over" if untold else ""
+    notified = {node for send in opened for node in send.to}
+    unnotified = set(after.participants) - notified
+    return (
+        f"L1: {sorted(unnotified)} were not notified that their round is over" if unnotified else ""
+    )
 
 
-def comes_to_rest(world: World, rested: set[bytes]) -> str:
-    """Let everyone do its part; return what hangs, "" if the run comes to rest."""
-    state = world.state
+def settles(situation: Situation, settled: set[bytes]) -> str:
+    """Let every node do its part; return what hangs, "" if the run settles."""
+    state = situation.state
     for _ in range(30):
         bare = encode(state)
-        if bare in rested:
+        if bare in settled:
             return ""
-        rested.add(bare)
+        settled.add(bare)
         if isinstance(state.phase, Sealed | Closed):
             return ""
         event = _next_part(state)
@@ -324,7 +330,7 @@ def comes_to_rest(world: World, rested: set[bytes]) -> str:
             few = len(state.candidates) < least and not state.participants
             return "" if few else f"nothing moves {state.phase}"
         state = advance(state, event).state
-    return f"it does not come to rest: {state.phase}"
+    return f"the run does not settle: {state.phase}"
 
 
 def _next_part(state: State) -> Event | None:

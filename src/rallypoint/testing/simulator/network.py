@@ -1,9 +1,8 @@
 """A simulated network of TCP connections: in order within one, in any order across them.
 
-What TCP promises is kept: bytes come in order or not at all. What it does not promise is at
-the mercy of the faults: a direction can be blocked (what is sent waits, as with
-retransmission, and comes when the direction opens), a connection can be cut so that both
-ends, or only one, notice at once; the other one learns it when it next sends.
+TCP's guarantee holds: bytes arrive in order or not at all. Faults decide the rest. A direction
+can be blocked: bytes wait, as with retransmission, and arrive once it is open again. A connection
+can be cut so that both ends notice, or only one; the other end notices when it next sends.
 """
 
 from collections.abc import Callable
@@ -11,23 +10,23 @@ from typing import Protocol
 
 from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
 
-REACH_SECONDS = 5.0  # how long a connection attempt goes unanswered before it is given up
-RETRY_SECONDS = 2.0  # TCP's pause between tries has grown by the time the way is free again
+REACH_SECONDS = 5.0  # until an unanswered attempt to connect fails
+RETRY_SECONDS = 2.0  # TCP's retransmission timer, once the path is open again
 _EOF = b""
 
 
 class Receiver(Protocol):
-    """Who owns one end of a connection."""
+    """The owner of one end of a connection."""
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
 
 
 class End:
-    """One end of a connection; has the methods of an asyncio transport that we use."""
+    """One end of a connection, with the methods of an asyncio transport that the server uses."""
 
     def __init__(self, network: "Network", process: Process, number: int) -> None:
         self.network = network
@@ -36,7 +35,7 @@ class End:
         self.closed = False
         self.peer: End = self
         self.owner: Receiver | None = None
-        self.waiting: list[tuple[int, bytes]] = []  # held while the direction is blocked
+        self.waiting: list[tuple[int, bytes]] = []  # while the direction is blocked
         self.sent = 0
         self.last_arrival = 0.0
         process.on_death.append(self._died)
@@ -47,11 +46,11 @@ class End:
             self.network.carry(self, bytes(data))
 
     def write_eof(self) -> None:
-        """Say that nothing more comes; here the same as closing."""
+        """End the stream; here the same as closing."""
         self.close()
 
     def close(self) -> None:
-        """Close in good order: the other end sees it after what was sent before."""
+        """Close; the other end notices after it has received everything."""
         if not self.closed:
             self.closed = True
             self.network.carry(self, _EOF)
@@ -66,18 +65,18 @@ class End:
         return self.closed
 
     def get_extra_info(self, name: str) -> tuple[str, int] | None:
-        """Return the peer's name as an address."""
+        """Return the peer's name and number as its address."""
         return (self.peer.process.name, self.number) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes wait to be taken."""
+        """Return how many bytes wait to be sent."""
         return sum(len(data) for _, data in self.waiting)
 
     def pause_reading(self) -> None:
-        """Take nothing more; the simulated buffers never fill up."""
+        """Do nothing: simulated buffers never fill up."""
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Do nothing, like `pause_reading`."""
 
     def break_off(self) -> None:
         """Let only this end notice that the connection is gone."""
@@ -109,7 +108,9 @@ class Network:
         self.latency = latency
         self.ends: list[End] = []
         self.messages = 0
-        self.on_arrival: Callable[[End], None] | None = None  # where bytes have been taken in
+        self.on_arrival: Callable[[End], None] | None = (
+            None  # called at the end that has received bytes
+        )
         self._blocked: dict[tuple[str, str], int] = {}
         self._vanished: set[str] = set()
 
@@ -120,7 +121,7 @@ class Network:
         owner: Receiver,
         opened: Callable[[End | None], None],
     ) -> None:
-        """Connect; `opened` gets the client's end, or None when nobody answers."""
+        """Connect; call `opened` with the client's end, or with None on failure."""
         delay = self._delay(client)
         if server is None or not server.alive:
             self._clockwork.add(client, delay, False, opened, None)  # refused
@@ -160,7 +161,7 @@ class Network:
             connection.connection_lost(None)
 
     def carry(self, end: End, data: bytes) -> None:
-        """Bring bytes to the other end, after those that were sent before."""
+        """Carry bytes to the other end, in order."""
         end.sent += 1
         if end.waiting or self.is_blocked(end.process.name, end.peer.process.name):
             end.waiting.append((end.sent, data))
@@ -170,7 +171,7 @@ class Network:
     def _start(self, end: End, order: int, data: bytes) -> None:
         self.messages += 1
         if not end.peer.process.alive:
-            if data and self.kernel_lives(end.peer.process):  # it answers with a reset
+            if data and self.kernel_lives(end.peer.process):  # which answers with a reset
                 delay = self._delay(end.process)
                 self._clockwork.add(end.process, delay, False, end.break_off)
             return
@@ -194,7 +195,9 @@ class Network:
             end.break_off()
         elif end.owner is not None:
             half = len(data) // 2
-            if half and self._clockwork.random.random() < 0.03:  # a stream has no borders
+            if (
+                half and self._clockwork.random.random() < 0.03
+            ):  # a stream has no message boundaries
                 end.owner.data_received(data[:half])
                 data = data[half:]
             end.owner.data_received(data)
@@ -208,15 +211,15 @@ class Network:
     # -- faults -----------------------------------------------------------------------------
 
     def is_blocked(self, source: str, target: str) -> bool:
-        """Return whether nothing comes from one process to another."""
+        """Return whether the direction is blocked."""
         return bool(self._blocked) and self._blocked.get((source, target), 0) > 0
 
     def block(self, source: str, target: str) -> None:
-        """Let nothing come from one process to another; may be given several times."""
+        """Block a direction; several blocks may overlap."""
         self._blocked[source, target] = self._blocked.get((source, target), 0) + 1
 
     def unblock(self, source: str, target: str) -> None:
-        """Take back one `block`; what waited comes now."""
+        """Undo one `block`; held bytes arrive now."""
         left = self._blocked.get((source, target), 0) - 1
         if left > 0:
             self._blocked[source, target] = left
@@ -234,20 +237,20 @@ class Network:
                 self._start(end, order, data)
 
     def vanish(self, process: Process) -> None:
-        """A machine loses its power: it dies, and no kernel tells anybody."""
+        """A machine loses power: its process dies and its kernel closes no connection."""
         self._vanished.add(process.name)
         process.kill()
 
     def power_on(self, process: Process) -> None:
-        """A machine that had vanished runs again: it resets what it does not know."""
+        """A vanished machine runs again; its kernel resets unknown connections."""
         self._vanished.discard(process.name)
 
     def kernel_lives(self, process: Process) -> bool:
-        """Return whether a dead process's kernel is there to close its connections."""
+        """Return whether the kernel of a dead process still runs."""
         return process.name not in self._vanished
 
     def cut(self, process: Process, side: str) -> None:
-        """Cut the connections of a process; `side`: "both", "near" or "far" notice it."""
+        """Cut a process's connections; the "near" end, the "far" end or "both" notice."""
         for end in list(self.ends):
             if end.process is process and not end.closed and not end.peer.closed:
                 if side in ("both", "near"):

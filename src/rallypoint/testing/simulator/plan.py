@@ -1,4 +1,4 @@
-"""What a simulation does, as a value: made from a seed, printed, shrunk, run again.
+"""The plan of a simulation: a value made from a seed that can be printed, shrunk and run again.
 
 The same plan always gives the same run, to the last message.
 """
@@ -13,35 +13,35 @@ from rallypoint.rendezvous.settings import least_rejoin
 
 
 class Kind(StrEnum):
-    """What can go wrong (or happen) in a simulated world."""
+    """The kinds of faults and events in a simulated world."""
 
     KILL = "kill a node's process"
     VANISH = "power off a node's machine"
     PAUSE = "stop a node for a while"
     SLOW = "slow a node down for a while"
-    JUMP = "let a node's clock jump forward"
-    WORKER = "let a worker of a node fail"
-    LEAVE = "ask a node to go (SIGTERM)"
-    COME = "let a new node come"
+    JUMP = "make a node's clock jump forward"
+    WORKER = "make a worker of a node fail"
+    LEAVE = "send SIGTERM to a node"
+    COME = "start a new node"
     CUT = "cut a node's connection; both sides notice"
     CUT_NEAR = "cut a node's connection; only the node notices"
     CUT_FAR = "cut a node's connection; only the server notices"
-    PART = "let nothing pass between a node and the server for a while"
-    PART_UP = "let nothing pass from a node to the server for a while"
-    PART_DOWN = "let nothing pass from the server to a node for a while"
-    KILL_STEP = "kill whatever node acts at a step"
-    PAUSE_STEP = "stop whatever node acts at a step, for a while"
+    PART = "block the network between a node and the server for a while"
+    PART_UP = "block the network from a node to the server for a while"
+    PART_DOWN = "block the network from the server to a node for a while"
+    KILL_STEP = "kill the process that acts at a step"
+    PAUSE_STEP = "stop the process that acts at a step for a while"
     SERVER_PAUSE = "stop the server for a while"
     SERVER_SLOW = "slow the server's network down for a while"
-    SERVER_JUMP = "let the server's clock jump forward"
+    SERVER_JUMP = "make the server's clock jump forward"
     SERVER_KILL = "kill the server; it starts again from its disk after a while"
-    SERVER_POWER = "power off the server; it starts again from what its disk had synced"
-    SERVER_TWIN = "stop the server until another has taken over, and for a while; it goes on"
-    SERVER_FULL = "let the server's disk be full for a while"
+    SERVER_POWER = "power off the server; it starts again from the synced part of its disk"
+    SERVER_TWIN = "stop the server until another has taken over; then it continues"
+    SERVER_FULL = "fill the server's disk for a while"
     SERVER_LOST = "kill the server; it starts again without its disk after a while"
     CLOSE = "close the run"
     NOTICE = "give notice that a node will leave"
-    EXCLUDE = "keep a node out for a while"
+    EXCLUDE = "exclude a node for a while"
 
 
 SERVER_KINDS = {
@@ -52,14 +52,14 @@ STEP_KINDS = {Kind.KILL_STEP, Kind.PAUSE_STEP}
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong.
+    """One fault.
 
     Args:
-        kind: what.
-        at: second at which it happens (the step kinds: number of the step).
-        node: index of the node; those that have come later count, too.
-        seconds: for how long, or by how much.
-        back: whether a killed node's machine starts a new agent after that time.
+        kind: of the fault.
+        at: seconds since the start (the step kinds: number of the step).
+        node: index of the node, later ones included.
+        seconds: duration, or size of a jump.
+        back: whether the machine of a killed node starts a new agent after `seconds`.
     """
 
     kind: Kind
@@ -69,33 +69,33 @@ class Fault(msgspec.Struct, frozen=True):
     back: bool = False
 
     def line(self) -> str:
-        """Return it as a line for people."""
+        """Return the fault as text."""
         when = f"step {self.at:.0f}" if self.kind in STEP_KINDS else f"{self.at:7.3f} s"
         whom = "" if self.kind in SERVER_KINDS | STEP_KINDS | {Kind.COME} else f"  node {self.node}"
         long = f"  {self.seconds:.2f} s" if self.seconds else ""
-        return f"{when}  {self.kind.value}{whom}{long}{'  and it comes back' if self.back else ''}"
+        return f"{when}  {self.kind.value}{whom}{long}{'  and comes back' if self.back else ''}"
 
 
 class Plan(msgspec.Struct, frozen=True):
     """One simulation.
 
     Args:
-        seed: of what is not written here: latencies, moments, orders.
-        nodes: how many there are at first.
+        seed: of everything that the plan leaves open, such as latencies and orders.
+        nodes: number of nodes at the start.
         settings: of the run.
         faults: in order of time.
-        join_seconds: limit of a join.
-        work_seconds: how long each node's workers have to work; 0: for ever.
-        stop_seconds: grace that workers have to end.
+        join_seconds: timeout of a join.
+        work_seconds: work of each node's workers; 0: endless.
+        stop_seconds: grace period for workers to end.
         latency: least and most seconds of a message.
-        stores: clients of the run's store, whose calls are checked.
-        slots: whether a node names its place, so that its successor replaces it.
+        stores: number of clients of the run's store, whose calls are checked.
+        slots: whether nodes name their slot, so that a successor replaces its predecessor.
         shared: run without a server, over a compare-and-set store.
         fault_seconds: when faults stop.
-        resume_seconds: how long the server keeps the results of a client that is gone.
-        disk_seconds: least and most time that the server's disk takes to write, and to sync.
-        admit: what is done about newcomers: "now", "checkpoint" or "never".
-        save_seconds: time that workers have to save.
+        resume_seconds: how long the server keeps the results of a disconnected client.
+        disk_seconds: least and most seconds of a disk write, and of a sync.
+        admit: when newcomers are admitted: "now", "checkpoint" or "never".
+        save_seconds: time for workers to save.
     """
 
     seed: int
@@ -117,14 +117,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def bound_seconds(self) -> float:
-        """Return the time after the last fault in which everything must have settled."""
+        """Return the seconds after the last fault within which everything must settle."""
         s = self.settings
         waits = s.rejoin_seconds + s.replacement_seconds + s.last_call_seconds
         waits += self.stop_seconds + self.save_seconds
         return 3 * s.lease_seconds + 2 * waits + 15.0
 
     def lines(self) -> list[str]:
-        """Return it as lines for people."""
+        """Return the plan as text."""
         s = self.settings
         head = [
             f"seed {self.seed}: {self.nodes} nodes, min {s.min_nodes}, max {s.max_nodes}, "
@@ -149,7 +149,7 @@ _WEIGHTS: dict[Kind, int] = {
 
 
 def settings_from(dice: random.Random, nodes: int) -> Settings:
-    """Return settings that suit about so many nodes."""
+    """Return random settings for about `nodes` nodes."""
     least = dice.randint(1, nodes)
     most = max(least, nodes + dice.randint(-1, 2))
     lease = dice.choice([3.0, 6.0, 9.0])
@@ -203,7 +203,7 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         admit=dice.choice(["now", "now", "checkpoint", "never"]),
         save_seconds=dice.choice([1.0, 5.0]),
     )
-    # what a user cannot ask for is not simulated
+    # a user cannot set less
     rejoin = max(settings.rejoin_seconds, least_rejoin(plan.stop_seconds))
     settings = msgspec.structs.replace(settings, rejoin_seconds=rejoin)
     return msgspec.structs.replace(plan, settings=settings)

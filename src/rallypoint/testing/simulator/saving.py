@@ -1,7 +1,7 @@
-"""Workers that are asked to save, in a simulated world.
+"""Simulated workers that save when they are asked to.
 
-A moment after the first of a round's agents has asked its workers, all ranks have saved, if all
-of them still work; if one is gone, they never have. Who watches is told.
+Some time after the first agent of a round has asked, all ranks have saved if all of them still
+work, else none has. Agents that watch are notified.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ Key = tuple[int, int]  # incarnation and number of a round
 
 
 class Saves:
-    """What the workers of a world have saved.
+    """The saves of a world's workers.
 
     Args:
         simulation: where they work.
@@ -29,7 +29,7 @@ class Saves:
         self._watchers: dict[Key, list[Agent]] = {}
 
     def ask(self, agent: Agent, ask: events.AskToSave) -> None:
-        """An agent asks its workers."""
+        """An agent asks its workers to save."""
         key = (ask.incarnation, ask.round)
         if ask.watch:
             self._watchers.setdefault(key, []).append(agent)

@@ -1,8 +1,8 @@
-"""Runs many seeds, and makes what fails small enough to read.
+"""Runs many seeds, and shrinks a plan that fails.
 
-A failing plan is shrunk while the same kind of violation remains: first by taking faults
-away, then nodes, store clients and time. What is printed is the smallest plan and the
-transcript of its run; the seed alone brings the whole plan back.
+A failing plan is shrunk as long as the same kind of violation remains: first by removing
+faults, then nodes, store clients and time. `story` prints the smallest plan and the transcript of
+its run; the seed alone reproduces the original plan.
 """
 
 import logging
@@ -36,13 +36,13 @@ def run(plan: Plan, trace: bool = False) -> Result:
     return make_world(plan, trace).run()
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """A plan that violates something.
+class FailedPlan(msgspec.Struct, frozen=True):
+    """A plan that ends in a violation.
 
     Args:
-        plan: as its seed gives it.
+        plan: that was run.
         kind: of the violation.
-        text: what it says.
+        text: its message.
     """
 
     plan: Plan
@@ -50,16 +50,16 @@ class Failure(msgspec.Struct, frozen=True):
     text: str
 
 
-class Found(msgspec.Struct):
-    """What a search has come to.
+class SearchResult(msgspec.Struct):
+    """The result of a search.
 
     Args:
-        seeds: how many were run.
-        seconds: how long that took.
-        steps: callbacks that ran in all of them.
+        seeds: number of seeds run.
+        seconds: duration.
+        steps: callbacks run.
         decisions: steps of the core.
-        rounds: rounds sealed.
-        failure: the first that failed, None if none did.
+        rounds: sealed rounds.
+        failure: the first failure, None without one.
     """
 
     seeds: int = 0
@@ -67,10 +67,10 @@ class Found(msgspec.Struct):
     steps: int = 0
     decisions: int = 0
     rounds: int = 0
-    failure: Failure | None = None
+    failure: FailedPlan | None = None
 
     def line(self) -> str:
-        """Return it as a line for people."""
+        """Return the figures as text."""
         return (
             f"{self.seeds} seeds in {self.seconds:.1f} s: {self.steps} callbacks, "
             f"{self.decisions} decisions, {self.rounds} rounds"
@@ -79,7 +79,7 @@ class Found(msgspec.Struct):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the hosts' log out of the way: thousands of runs would flood it."""
+    """Disable logging: thousands of runs would flood it."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -88,31 +88,31 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def attempt(plan: Plan) -> Failure | None:
-    """Run a plan; return what it violates, None if nothing."""
+def attempt(plan: Plan) -> FailedPlan | None:
+    """Run a plan; return its failure, None without one."""
     try:
         run(plan)
     except Violation as violation:
-        return Failure(plan, violation.kind, str(violation))
-    except Exception as error:  # a crash of what is simulated is a finding, too
-        return Failure(plan, type(error).__name__, repr(error))
+        return FailedPlan(plan, violation.kind, str(violation))
+    except Exception as error:  # a crash of the product is a finding, too
+        return FailedPlan(plan, type(error).__name__, repr(error))
     return None
 
 
 def search(
     seeds: Iterable[int], planner: Planner = plan_from, limit_seconds: float = float("inf")
-) -> Found:
-    """Run seeds until one fails or the time is over."""
-    found, began = Found(), time.monotonic()
+) -> SearchResult:
+    """Run seeds until one fails or the time limit is reached."""
+    found, began = SearchResult(), time.monotonic()
     with quiet():
         for seed in seeds:
             plan = planner(seed)
             try:
                 result = run(plan)
             except Violation as violation:
-                found.failure = Failure(plan, violation.kind, str(violation))
+                found.failure = FailedPlan(plan, violation.kind, str(violation))
             except Exception as error:  # as in `attempt`
-                found.failure = Failure(plan, type(error).__name__, repr(error))
+                found.failure = FailedPlan(plan, type(error).__name__, repr(error))
             else:
                 found.steps += result.steps
                 found.decisions += result.decisions
@@ -124,8 +124,8 @@ def search(
     return found
 
 
-def shrink(failure: Failure, tries: int = TRIES) -> Failure:
-    """Return the smallest failing plan that can be found from one."""
+def shrink(failure: FailedPlan, tries: int = TRIES) -> FailedPlan:
+    """Return the smallest plan with the same kind of failure that is found."""
     best, left = failure, tries
     with quiet():
         smaller = True
@@ -159,22 +159,22 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield change(plan, work_seconds=0.0)
 
 
-def story(failure: Failure, lines: int = LINES_SHOWN) -> str:
-    """Return a failing plan with the transcript of its run."""
+def story(failure: FailedPlan, lines: int = LINES_SHOWN) -> str:
+    """Return a failing plan and the transcript of its run."""
     world = make_world(failure.plan, trace=True)
     with quiet():
         try:
             world.run()
-            end = "this time nothing was violated"
-        except Exception as error:  # printed, whatever it is
+            end = "no violation in this run"
+        except Exception as error:  # printed in the story
             end = f"{type(error).__name__}: {error}"
     happened = world.lines or []
-    cut = [f"... {len(happened) - lines} lines before"] if len(happened) > lines else []
-    again = f"the whole plan again: {SEED_VARIABLE}={failure.plan.seed}"
+    cut = [f"... {len(happened) - lines} earlier lines"] if len(happened) > lines else []
+    again = f"to reproduce the original plan: {SEED_VARIABLE}={failure.plan.seed}"
     return "\n".join([*failure.plan.lines(), "", *cut, *happened[-lines:], "", end, again])
 
 
 def first_seed() -> int:
-    """Return the seed to begin with: a given one, else one that nobody has run before."""
+    """Return the first seed: the given one (RALLYPOINT_SEED), else a new one from the time."""
     given = os.environ.get(SEED_VARIABLE)
     return int(given) if given else time.time_ns() // 1_000 % 1_000_000_000_000

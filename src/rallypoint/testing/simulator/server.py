@@ -1,8 +1,8 @@
 """The real server on a simulated loop, durable on a simulated disk.
 
-`Server`, `Connection`, `RunHost`, `Space`, `Scribe` and what restores them are the shipped
-ones; only their event loop, sockets, clock and journal are simulated. Two of them can be there
-at once: one that was stopped until another had taken over, and goes on.
+The server, its connections, its runs, its stores and its persistence are the shipped ones; only
+the event loop, sockets, clock and journal are simulated. Two servers can exist at once: one that
+was stopped until another took over, and has continued.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Done = tuple[State, Step, tuple[Event, ...]]
 
 
 class _Socket:
-    """As much of a listening socket as the server looks at."""
+    """The part of a listening socket that the server uses."""
 
     def getsockname(self) -> tuple[str, int]:
         """Return its address."""
@@ -41,9 +41,9 @@ class _Socket:
 
 
 class WatchedHost(runs.RunHost):
-    """A run's host that remembers since when each node has had its session.
+    """A run's host that records when each node connected and disconnected.
 
-    `steps` is what it has done that is not durable yet.
+    `steps` are those that are not durable yet.
     """
 
     def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
@@ -68,7 +68,7 @@ class WatchedHost(runs.RunHost):
 
 
 class StrictFaults(Faults):
-    """Here a fault of ours is what is looked for: it ends the simulation."""
+    """A fault of our own is what the simulation looks for, so it ends the simulation."""
 
     def of_run(self, run_id: str, error: Exception) -> None:
         raise error
@@ -101,7 +101,7 @@ class HostedServer(Server):
 
 
 class Watcher(Protocol):
-    """Who is notified of what the server does."""
+    """The object that is notified of what the server does."""
 
     def begins(self, running: Iterable[Timer]) -> None:
         """These timers run; those that are new begin now."""
@@ -115,7 +115,7 @@ class SimulatedServer:
 
     Args:
         simulation: where it lives.
-        disk: what it keeps.
+        disk: where it keeps its state.
         on_start: called with the name of each new server process, before it starts.
 
     Attributes:
@@ -129,14 +129,14 @@ class SimulatedServer:
         self._on_start = on_start
         self.disk = disk
         self._options = Options(resume_seconds=simulation.plan.resume_seconds, insecure=True)
-        self.life = 0  # grows when it forgets everything
+        self.life = 0  # grows when it loses everything
         self.starts = 0
         self.held_up = 0  # how often it was paused, or its clock jumped
         self.jumped_seconds = 0.0
         self.lives: dict[str, int] = {}
         self.process: Process | None = None
         self.host: WatchedHost | None = None
-        self._hosts: list[WatchedHost] = []  # those of servers that were replaced, too
+        self._hosts: list[WatchedHost] = []  # including those of replaced servers
 
     def start(self) -> None:
         """Start it from its disk."""
@@ -170,11 +170,11 @@ class SimulatedServer:
         return host
 
     def owner(self, state: State) -> WatchedHost | None:
-        """Return the host whose state this is."""
+        """Return the host that holds this state."""
         return next((host for host in self._hosts if host.state is state), None)
 
     def _noted(self, server: Server) -> Callable[[], None]:
-        """Return what makes the steps so far part of what has happened."""
+        """Return the function that reports the steps so far as durable."""
         host = cast(WatchedHost, server.run(self._simulation.run_id))
         steps, host.steps = host.steps, []
         return partial(self._happened, steps)
@@ -184,7 +184,7 @@ class SimulatedServer:
             self.watcher.happened(before, step, events)
 
     def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
-        """End it; it starts again after a while."""
+        """Kill it; it starts again after `back_seconds`."""
         process = self.process
         if process is None or not process.alive:
             return
@@ -200,7 +200,7 @@ class SimulatedServer:
         self._start_later(back_seconds, process)
 
     def replace(self, seconds: float) -> None:
-        """Stop it; another one takes over when its lease is over, and then it goes on."""
+        """Stop it until its lease is over and another one has taken over; then continue it."""
         process = self.process
         if process is None or not process.alive:
             return
@@ -210,7 +210,7 @@ class SimulatedServer:
         clockwork.add(clockwork.world, LEASE_SECONDS + seconds, False, process.go_on)
 
     def fill_disk(self, seconds: float) -> None:
-        """Let the disk have no room for a while."""
+        """Fill its disk for a while."""
         self.disk.full = True
         clockwork = self._simulation.clockwork
         clockwork.add(clockwork.world, seconds, False, setattr, self.disk, "full", False)
@@ -220,7 +220,7 @@ class SimulatedServer:
         clockwork.add(clockwork.world, seconds, False, self._start_after, after)
 
     def _start_after(self, former: Process) -> None:
-        if self.process is former:  # nobody else was faster
+        if self.process is former:  # no other start came first
             self.start()
 
     @property

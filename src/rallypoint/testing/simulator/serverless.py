@@ -1,13 +1,12 @@
-"""A simulated world without a server: the real `SharedCoordinator`s over one simulated store.
+"""A simulated world without a server: real serverless coordinators over one simulated store.
 
-A call of the coordinator reads, decides and writes within one call of Python, so what others
-do meanwhile has to happen inside it: each access to the store, and each pause between two
-tries, lets the world go on for a moment, without the node that waits. Several nodes thus
-act on what they read before another one wrote, as in reality, and all in one thread.
+One call of a coordinator reads, decides and writes, so other nodes must act inside that call:
+each access to the store and each pause between two attempts runs the rest of the world for a
+moment. Nodes thus act on data that another node has already overwritten, as in reality, in one
+thread.
 
-A node's own thread and its agent take turns by a lock. Here what one of them would do while the
-other one is inside a call comes after that call: nobody ever waits for the lock, which would
-take real time.
+In production a node's thread and its agent take turns by a lock. Here the one waits until the
+other's call has returned, so that no real lock is ever contended.
 """
 
 from collections.abc import Callable
@@ -54,9 +53,9 @@ CALL_SECONDS = 30.0
 
 
 def settings_of(plan: "Plan") -> RendezvousSettings:
-    """Return the settings of a plan as a user would give them."""
+    """Return the settings of a plan in the form that users give."""
     s = plan.settings
-    tiny = 1e-3  # a last call of no time cannot be asked for
+    tiny = 1e-3  # users cannot ask for a last call of 0 s
     return RendezvousSettings(
         "simulated",
         s.min_nodes,
@@ -97,7 +96,7 @@ class ServerlessNode(Agent):
     def view(self) -> View:
         return self.coordinator.view()
 
-    # -- what the background thread does ---------------------------------------------------------
+    # -- the coordinator's thread ---------------------------------------------------------------
 
     def wake(self) -> None:
         """The store has changed."""
@@ -106,7 +105,7 @@ class ServerlessNode(Agent):
             self.process.soon(self.tick)
 
     def tick(self) -> None:
-        """Make one step, and plan the next."""
+        """Run one step, and schedule the next."""
         self._woken = False
         if self._next_tick is not None:
             self._next_tick.cancel()
@@ -222,7 +221,7 @@ class ServerlessNode(Agent):
         except Killed:
             return
         except RallypointError as error:
-            self.world.note(self.name, f"was not heard: {error}")
+            self.world.note(self.name, f"request failed: {error}")
         self.unblock()
 
     def gone(self) -> None:
@@ -230,7 +229,7 @@ class ServerlessNode(Agent):
 
 
 class StoreHost:
-    """Stands where a server stands in other worlds: faults of it are the store's outages."""
+    """The store in the server's place: faults of the server become outages of the store."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._clockwork = simulation.clockwork
@@ -241,25 +240,25 @@ class StoreHost:
         self.process = Process(simulation.clockwork, "store", 0.0)
 
     def start(self) -> None:
-        """It is always there."""
+        """Do nothing: the store always runs."""
 
     def kill(self, back_seconds: float, power: bool, lost: bool) -> None:
-        """It is out of reach for a while; what it acknowledged, it keeps."""
+        """Make it unreachable for a while; it keeps acknowledged writes."""
         self.replace(back_seconds)
 
     def replace(self, seconds: float) -> None:
-        """It is out of reach for a while."""
+        """Make it unreachable for a while."""
         self.process.pause()
         clockwork = self._clockwork
         clockwork.add(clockwork.world, seconds, False, self.process.go_on)
 
     def fill_disk(self, seconds: float) -> None:
-        """It takes nothing for a while."""
+        """Make it unreachable for a while."""
         self.replace(seconds)
 
 
 class ServerlessWorld(World):
-    """Everything of one simulation without a server."""
+    """One simulation without a server."""
 
     host_module = cas_loop
     server: StoreHost
@@ -285,7 +284,7 @@ class ServerlessWorld(World):
                 agent.wake()
 
     def starts(self, agent: Agent, seat: "Assignment") -> None:
-        """A node starts its workers: all who do in a round must know the same of it."""
+        """A node starts its workers: all nodes of a round must know the same facts of it."""
         self.checker.seated(0, agent.node_id, seat)
 
     def state(self) -> State | None:
@@ -303,6 +302,6 @@ class ServerlessWorld(World):
             try:
                 user.order(event, Deadline(CALL_SECONDS, process.time))
             except (RendezvousConnectionError, RendezvousTimeoutError) as error:
-                self.note(process.name, f"was not heard: {error}")
+                self.note(process.name, f"request failed: {error}")
 
         process.soon(ask)

@@ -1,19 +1,19 @@
-"""Simulated time: one heap of callbacks, and processes that each see a clock of their own.
+"""Virtual time: one heap of callbacks, and processes with a monotonic clock each.
 
-Nothing happens between two callbacks, so a run is a function of its plan. A `Process` is
-what a fault acts on: a paused one gets its callbacks, in order, once it goes on; a killed one
-never does. It offers what the real hosts use of an event loop (`time`, `call_later`,
-`call_soon`), on its own monotonic clock, which begins anywhere and can jump forward.
+Nothing happens between two callbacks, so a run is a function of its plan. Faults act on a
+`Process`: a paused one receives its callbacks, in order, once it continues; a killed one never
+does. It offers the part of an event loop that the server uses (`time`, `call_later`,
+`call_soon`), on a clock of its own that starts at a random value and can jump forward.
 """
 
 import heapq
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
 class Handle:
-    """A callback that is due; as asyncio's, it can be cancelled."""
+    """A scheduled callback, with asyncio's `cancel`."""
 
     __slots__ = ("args", "at", "call", "local", "order", "process")
 
@@ -29,7 +29,7 @@ class Handle:
         self.args = args
 
     def cancel(self) -> None:
-        """Let it never be called."""
+        """Cancel the callback."""
         self.call = None
 
     def __lt__(self, other: "Handle") -> bool:
@@ -37,10 +37,10 @@ class Handle:
 
 
 class Clockwork:
-    """The time of a simulated world.
+    """The clock and scheduler of a simulated world.
 
     Args:
-        seed: of every random choice in it.
+        seed: of every random choice.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,9 +56,14 @@ class Clockwork:
         self, process: "Process", delay: float, local: bool,
         call: Callable[..., object], *args: Any,
     ) -> Handle:  # fmt: skip
-        """Let `call` happen in a process after `delay` seconds.
+        """Schedule `call` in a process after `delay` seconds.
 
-        `local`: it is a timer on the process's own clock, and comes sooner if that jumps.
+        Args:
+            process: which must be alive and not paused for the call.
+            delay: seconds.
+            local: whether the delay is measured by the process's clock, which can jump.
+            call: the callback.
+            args: its arguments.
         """
         self._order += 1
         handle = Handle(self.now + max(0.0, delay), self._order, process, local, call, args)
@@ -66,13 +71,13 @@ class Clockwork:
         return handle
 
     def push(self, handle: Handle) -> None:
-        """Put back a callback that was held."""
+        """Schedule a held callback now."""
         self._order += 1
         handle.at, handle.order = self.now, self._order
         heapq.heappush(self._heap, handle)
 
     def run_until(self, end: float, done: Callable[[], bool] | None = None) -> None:
-        """Let everything happen that is due until `end`, or until `done` says so."""
+        """Run all callbacks that are due until `end`, or until `done` returns True."""
         heap = self._heap
         while heap and heap[0].at <= end:
             handle = heapq.heappop(heap)
@@ -94,7 +99,7 @@ class Clockwork:
             self.now = max(self.now, end)
 
     def jumped(self, process: "Process", seconds: float) -> None:
-        """Move a process's own timers, since its clock has jumped forward."""
+        """Bring a process's timers forward after its clock has jumped."""
         for handle in self._heap:
             if handle.local and handle.process is process:
                 handle.at = max(self.now, handle.at - seconds)
@@ -116,22 +121,22 @@ class Process:
         self.offset = offset
         self.alive = True
         self._pauses = 0
-        self.slowness = 1.0  # factor of the time that it takes to act
+        self.slowness = 1.0  # factor of its delays
         self.held: list[Handle] = []
-        self.rested = 0.0  # seconds during which it was paused, so far
+        self.rested = 0.0  # seconds of all past pauses
         self._paused_at = 0.0
         self.on_death: list[Callable[[], None]] = []
 
     def time(self) -> float:
-        """Return its monotonic clock's seconds."""
+        """Return its monotonic clock, in seconds."""
         return self.clockwork.now + self.offset
 
     def call_later(self, delay: float, call: Callable[..., object], *args: Any) -> Handle:
-        """Call after `delay` seconds of its clock."""
+        """Schedule a call after `delay` seconds of its clock."""
         return self.clockwork.add(self, delay, True, call, *args)
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> Handle:
-        """Call once what runs now has returned."""
+        """Schedule a call as soon as the current one has returned."""
         return self.clockwork.add(self, 0.0, True, call, *args)
 
     def call_soon_threadsafe(self, call: Callable[..., object], *args: Any) -> Handle:
@@ -139,18 +144,18 @@ class Process:
         return self.call_soon(call, *args)
 
     def soon(self, call: Callable[..., object], *args: Any) -> Handle:
-        """Call after the moment that a thread takes to wake up."""
+        """Schedule a call after the delay of a thread's wake-up."""
         moment = self.clockwork.random.random() * 0.002 * self.slowness
         return self.clockwork.add(self, moment, False, call, *args)
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP, a starved machine)."""
+        """Pause it, as SIGSTOP or a starved machine does."""
         self._pauses += 1
         if self._pauses == 1:
             self._paused_at = self.clockwork.now
 
     def go_on(self) -> None:
-        """Let it go on; what was due meanwhile happens now, in order."""
+        """Continue it; held callbacks run now, in order."""
         self._pauses -= 1
         if not self._pauses and self.alive:
             self.rested += self.clockwork.now - self._paused_at
@@ -160,33 +165,33 @@ class Process:
 
     @property
     def paused(self) -> bool:
-        """Whether it stands still; pauses may overlap."""
+        """Whether it is paused; pauses may overlap."""
         return self._pauses > 0
 
     def paused_seconds(self) -> float:
-        """Return for how long it has been paused in all."""
+        """Return the seconds of all its pauses."""
         return self.rested + (self.clockwork.now - self._paused_at if self.paused else 0.0)
 
     def jump(self, seconds: float) -> None:
-        """Let its monotonic clock jump forward (a machine that slept)."""
+        """Make its clock jump forward, as after a machine's sleep."""
         self.offset += seconds
         self.clockwork.jumped(self, seconds)
 
     def kill(self) -> None:
-        """End it; the kernel closes its connections (`on_death`)."""
+        """Kill it; its kernel closes its connections (`on_death`)."""
         if self.alive:
             self.alive = False
             self.held.clear()
             for call in self.on_death:
                 call()
 
-    # -- what the real server wants of its loop beside timers -------------------------------
+    # -- the server's other uses of its event loop ------------------------------------------
 
     def set_exception_handler(self, handler: Callable[..., object]) -> None:
-        """Take the server's handler; here a failing callback ends the simulation instead."""
+        """Do nothing: a failing callback ends the simulation."""
 
     async def create_server(self, factory: Callable[[], Any], **_given: Any) -> "Process":
-        """Listen: the simulated network makes a connection with `factory` for each client."""
+        """Listen: the network makes a connection with `factory` for each client."""
         self.factory = factory
         return self
 
@@ -194,11 +199,11 @@ class Process:
         """Stop listening."""
 
 
-def finish(work: Awaitable[Any], within: Mapping[str, Any] | None = None) -> None:
-    """Run a coroutine that never has to wait."""
+def finish(work: Awaitable[Any]) -> None:
+    """Run a coroutine that never waits."""
     steps = work.__await__()
     try:
         next(steps)
     except StopIteration:
         return
-    raise RuntimeError(f"it had to wait: {work!r} {within or ''}")
+    raise RuntimeError(f"the coroutine waited: {work!r}")

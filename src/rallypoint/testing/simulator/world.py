@@ -28,7 +28,7 @@ SHORTEST_AFTER_SECONDS = 2.0
 
 
 class Result:
-    """What a simulation cost and saw."""
+    """The figures of a simulation."""
 
     def __init__(self, steps: int, decisions: int, rounds: int, seconds: float) -> None:
         self.steps = steps
@@ -38,7 +38,7 @@ class Result:
 
 
 class World(Simulation, ABC):
-    """Everything of one simulation.
+    """One simulation.
 
     Args:
         plan: what happens.
@@ -72,7 +72,7 @@ class World(Simulation, ABC):
 
     @abstractmethod
     def order(self, event: Order) -> None:
-        """Somebody who takes no part changes something about the run."""
+        """Send an operator's order to the run."""
 
     def starts(self, agent: Agent, seat: Assignment) -> None:
         """A node starts its workers."""
@@ -104,7 +104,7 @@ class World(Simulation, ABC):
         self.faults.plan(self.plan.faults)
 
     def run(self) -> Result:
-        """Let it happen; Violation if something is wrong."""
+        """Run the plan; raise Violation if something is wrong."""
         with self.watched():
             self.start()
             self.clockwork.run_until(self.faults.end)
@@ -148,33 +148,33 @@ class World(Simulation, ABC):
     # -- liveness --------------------------------------------------------------------------------
 
     def live(self) -> list[Agent]:
-        """Return the agents that take part."""
+        """Return the live agents."""
         return [a for a in self.agents if a.process.alive and a.exit is None]
 
     def unsettled(self, final: bool) -> str:
-        """Return what is still to come, "" if everything has settled.
+        """Return what has not settled, "" if everything has.
 
-        A run has settled when a round is at work with everyone who is there, when it is
-        closed and everyone has gone, or when it states that it waits for more nodes.
+        A run has settled when all live nodes work in one round, when it is closed and all nodes
+        have left, or when it states that it waits for more nodes.
         """
         state, live = self.state(), self.live()
         if any(client.waits for client in self.stores):
-            return "a store client still waits for an answer"
+            return "a store client waits for an answer"
         if state is None:
             return "the server is down"
         stated = [a for a in self.agents if a.exit is not None and a.exit.code and not a.exit.text]
         if stated:
-            return f"{stated[0].name} has gone without a word"
+            return f"{stated[0].name} has exited without a message"
         if isinstance(state.phase, Closed):
-            return f"closed, but {live[0].name} is still there" if live else ""
+            return f"closed, but {live[0].name} still runs" if live else ""
         if self.plan.work_seconds and live and not final:
-            return "they are at work"
+            return "the workers are running"
         if self.plan.shared and not live:
-            return ""  # nobody is left who could judge
+            return ""  # no node is left to detect losses
         ids = {agent.node_id for agent in live}
         members = [node for place in PLACES for node in getattr(state, place)]
         if dead := [node for node in members if node not in ids]:
-            return f"{dead[0]} is gone, and still a member"
+            return f"{dead[0]} is dead, and still a member"
         for agent in live:
             if why := self._agent_unsettled(agent, state):
                 return f"{agent.node_id} {why}"
@@ -189,7 +189,7 @@ class World(Simulation, ABC):
             if agent.node_id in may_wait and isinstance(agent.state.phase, agent_policy.Joining):
                 return ""
             if agent.node_id not in state.participants:
-                return f"is not in round {number}, and no spare: {agent.state.phase}"
+                return f"is neither in round {number} nor a spare: {agent.state.phase}"
             if seat is None or (seat.incarnation, seat.round) != number:
                 return f"does not work in round {number}: {agent.state.phase}"
             return ""
@@ -197,4 +197,4 @@ class World(Simulation, ABC):
         if len(state.candidates) < least and not state.participants:
             joins = isinstance(agent.state.phase, agent_policy.Joining)
             return "" if joins and agent.node_id in state.candidates else "has not joined"
-        return f"is in {type(phase).__name__} {phase.round}, and nothing moves it"
+        return f"is in {type(phase).__name__} {phase.round}, and no event is due"
