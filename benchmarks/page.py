@@ -1,4 +1,4 @@
-"""Puts the results into docs/performance.md: the tables between its markers.
+"""Puts the results into docs/performance-tables.md: the tables between its markers.
 
     python3 benchmarks/page.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "performance-tables.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
