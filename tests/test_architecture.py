@@ -218,7 +218,7 @@ def every(paths: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", paths, ids=name_of)
 
 
-def test_every_part_has_a_level() -> None:
+def test_every_package_has_a_level() -> None:
     parts = {part_of(module_of(path)) for path in FILES} - COMPOSES
     assert parts <= set(LEVELS), f"give these a level: {sorted(parts - set(LEVELS))}"
 

@@ -13,11 +13,11 @@ def test_pauses_double_up_to_a_minute(failures: int, seconds: float) -> None:
     assert backoff.pause_seconds(failures) == seconds
 
 
-def test_a_series_of_pauses() -> None:
+def test_pauses_in_sequence() -> None:
     assert list(islice(backoff.pauses(), 8)) == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_the_reason_is_told() -> None:
+def test_reason_for_a_pause() -> None:
     assert backoff.crash_loop(1, 1) == (
         "the round before was ended by failing workers; starting the next ones in 1 s"
     )

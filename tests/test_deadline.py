@@ -18,13 +18,13 @@ class Clock:
 @pytest.mark.parametrize(
     ("given", "expected"), [(3, 3.0), (0.5, 0.5), (timedelta(minutes=2, milliseconds=5), 120.005)]
 )
-def test_seconds(given: float | timedelta, expected: float) -> None:
+def test_seconds_from_numbers_and_timedeltas(given: float | timedelta, expected: float) -> None:
     result = seconds(given)
     assert isinstance(result, float)
     assert result == pytest.approx(expected)
 
 
-def test_a_budget_is_used_up() -> None:
+def test_deadline_counts_down() -> None:
     clock = Clock()
     deadline = Deadline(timedelta(seconds=10), clock)
     assert (deadline.timeout, deadline.remaining(), deadline.elapsed()) == (10.0, 10.0, 0.0)
@@ -37,7 +37,7 @@ def test_a_budget_is_used_up() -> None:
     assert (deadline.remaining(), deadline.elapsed(), deadline.capped(1.0)) == (0.0, 15.0, 0.0)
 
 
-def test_a_budget_of_nothing_is_over_at_once() -> None:
+def test_deadline_of_zero_is_over_at_once() -> None:
     assert Deadline(0, Clock()).expired()
 
 

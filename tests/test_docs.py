@@ -35,7 +35,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_make_targets_that_are_named_exist(page: Path) -> None:
+def test_make_targets_in_the_docs_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for target in re.findall(r"`make ([a-z-]+)`", page.read_text("utf-8")):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"

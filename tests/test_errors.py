@@ -31,7 +31,7 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_drawing_is_the_tree() -> None:
+def test_error_tree_drawing_is_current() -> None:
     classes = own_classes()
     real = {
         name: base.__name__
@@ -52,6 +52,6 @@ def test_the_drawing_is_the_tree() -> None:
         (errors.StoreValueError, ValueError),
     ],
 )
-def test_built_in_errors(kind: type[Exception], builtin: type[Exception]) -> None:
+def test_errors_are_also_built_in_ones(kind: type[Exception], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
     assert str(kind("said so")) == "said so"

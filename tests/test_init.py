@@ -14,7 +14,7 @@ import rallypoint.rendezvous
 
 
 @pytest.mark.parametrize("module", [rallypoint, rallypoint.rendezvous])
-def test_every_name_is_there(module: ModuleType) -> None:
+def test_every_public_name_can_be_imported(module: ModuleType) -> None:
     for name, where in module._WHERE.items():
         found = getattr(module, name)
         assert found is getattr(importlib.import_module(where), name)
@@ -22,7 +22,7 @@ def test_every_name_is_there(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", [rallypoint, rallypoint.rendezvous])
-def test_the_types_say_the_same_as_the_table(module: ModuleType) -> None:
+def test_type_stubs_match_the_table_of_names(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     typed = {
@@ -35,7 +35,7 @@ def test_the_types_say_the_same_as_the_table(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("module", [rallypoint, rallypoint.rendezvous])
-def test_an_unknown_name(module: ModuleType) -> None:
+def test_unknown_attribute_is_an_error(module: ModuleType) -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         getattr(module, "nonsense")  # noqa: B009 - the lookup is what is tested
 

@@ -8,12 +8,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = (ROOT / "requirements.lock").read_text("utf-8").splitlines()
 
 
-def test_it_names_versions_and_no_place() -> None:
+def test_lock_file_pins_versions_without_urls() -> None:
     assert [line for line in LOCK if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
     assert sorted(LOCK) == LOCK
 
 
-def test_all_that_we_depend_on_is_in_it() -> None:
+def test_lock_file_has_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [

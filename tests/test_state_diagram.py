@@ -22,14 +22,14 @@ def test_more_steps_find_no_other_transition(monkeypatch: pytest.MonkeyPatch) ->
     assert diagram.explore() == found
 
 
-def test_closed_is_left_only_for_a_new_incarnation() -> None:
+def test_closed_run_is_left_only_by_a_new_incarnation() -> None:
     found = diagram.explore()
     assert {word for (old, _), words in found.items() if old == "Closed" for word in words} == {
         "join (new incarnation)"
     }
 
 
-def test_l3_only_a_close_the_end_of_the_work_and_the_budget_close_a_run() -> None:
+def test_l3_only_close_finish_and_a_spent_budget_close_a_run() -> None:
     closings = {
         word: reason
         for (_, new), words in diagram.explore().items()
@@ -48,7 +48,7 @@ def test_every_rule_has_its_paragraph(number: str) -> None:
     assert re.search(rf"^- \*\*{number}\*\* ", page, re.MULTILINE)
 
 
-def test_a_page_without_a_place_for_it_is_named(
+def test_page_without_markers_is_named_in_the_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.md"

@@ -14,7 +14,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def test_a_checkout_tells_its_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
+def test_checkout_reports_commit_and_local_changes(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
@@ -25,13 +25,13 @@ def test_a_checkout_tells_its_commit_and_whether_it_was_changed(tmp_path: Path) 
     assert version.of_checkout(tmp_path) == f"{clean}+"
 
 
-def test_what_is_no_checkout_tells_nothing(tmp_path: Path) -> None:
+def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
     assert version.of_checkout(tmp_path) == ""
     (tmp_path / ".git").write_text("nonsense")
     assert version.of_checkout(tmp_path) == ""
 
 
-def test_without_git_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init")
     monkeypatch.setenv("PATH", "")
     assert version.of_checkout(tmp_path) == ""
@@ -40,12 +40,12 @@ def test_without_git_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("found", "shown"), [("abc1234", f"{__version__} (abc1234)"), ("", __version__)]
 )
-def test_the_command_tells_version_and_commit(
+def test_version_option_prints_version_and_commit(
     found: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version, "revision", lambda: found)
     assert CliRunner().invoke(main, ["--version"]).output == f"rallypoint {shown}\n"
 
 
-def test_this_one_knows_its_commit() -> None:
+def test_source_tree_knows_its_commit() -> None:
     assert version.revision() == "" or re.fullmatch(r"[0-9a-f]{7,}\+?", version.revision())

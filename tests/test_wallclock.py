@@ -5,7 +5,7 @@ import pytest
 from rallypoint.wallclock import duration, now_text
 
 
-def test_the_time_is_told_in_utc() -> None:
+def test_times_are_in_utc() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", now_text())
 
 
@@ -16,5 +16,5 @@ def test_the_time_is_told_in_utc() -> None:
         (120, "2 min"), (3700, "1 h 1 min"), (90_000, "1 d 1 h"), (86_400, "1 d"),
     ],
 )  # fmt: skip
-def test_durations_are_in_words(seconds: float | None, text: str) -> None:
+def test_durations_in_words(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text

@@ -89,7 +89,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize("mistake", USAGE)
-def test_usage(fleet: Fleet, mistake: str) -> None:
+def test_usage_errors(fleet: Fleet, mistake: str) -> None:
     argv, parts = USAGE[mistake]
     one_line(fleet.rallypoint("node", "run", *argv), 2, *parts)
     assert fleet.left() == []
@@ -137,14 +137,14 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_port_in_use_by_another_program(fleet: Fleet, kind: str) -> None:
+def test_port_used_by_another_program_is_reported(fleet: Fleet, kind: str) -> None:
     with stranger(STRANGERS[kind]) as where:
         agent = fleet.agent("node", *job(where))
         one_line(agent, 3, where, "not .*a Rallypoint server", "; give a port of")
     assert fleet.left() == []
 
 
-def test_a_server_on_a_port_in_use(fleet: Fleet) -> None:
+def test_serve_on_a_used_port_is_refused(fleet: Fleet) -> None:
     with stranger(None) as where:
         server = fleet.rallypoint("server", "serve", "--bind", where)
         assert server.wait() == 1
@@ -155,20 +155,20 @@ def test_a_server_on_a_port_in_use(fleet: Fleet) -> None:
 # -- who cannot be reached --------------------------------------------------------------------
 
 
-def test_an_unknown_host(fleet: Fleet) -> None:
+def test_unknown_host_is_reported(fleet: Fleet) -> None:
     agent = fleet.agent("node", *job("nope.invalid:29400"))
     one_line(agent, 3, "nope.invalid", "(?i)name|resolve", f"join={JOIN_SECONDS} s")
     assert fleet.left() == []
 
 
-def test_a_host_where_nobody_listens(fleet: Fleet) -> None:
+def test_endpoint_without_a_listener_is_reported(fleet: Fleet) -> None:
     where = f"127.0.0.2:{free_port('127.0.0.2')}"
     agent = fleet.agent("node", *job(where, "--rdzv-conf=is_host=false"))
     one_line(agent, 3, where, "(?i)refused", "rallypoint serve", f"join={JOIN_SECONDS} s")
     assert fleet.left() == []
 
 
-def test_a_wrong_token(fleet: Fleet) -> None:
+def test_wrong_token_is_refused(fleet: Fleet) -> None:
     server, where = fleet.server(env={"RALLYPOINT_TOKEN": "right"})
     agent = fleet.agent("node", *job(where), env={"RALLYPOINT_TOKEN": "wrong"})
     one_line(agent, 93, where, "(?i)token", "same")
@@ -178,7 +178,7 @@ def test_a_wrong_token(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-H1")
-def test_other_machines_are_served_with_a_token_only(fleet: Fleet) -> None:
+def test_serving_other_machines_needs_a_token(fleet: Fleet) -> None:
     address = outer_address()
     if address is None:
         pytest.skip("this machine has no address but loopback")
@@ -193,7 +193,7 @@ def test_other_machines_are_served_with_a_token_only(fleet: Fleet) -> None:
 # -- nodes that do not agree ------------------------------------------------------------------
 
 
-def test_two_nodes_with_different_bounds(fleet: Fleet) -> None:
+def test_different_node_counts_are_refused(fleet: Fleet) -> None:
     where = endpoint()
     options = [f"--endpoint={where}", "--run-id=bounds"]
     first = fleet.agent("first", "--nnodes=2:3", *options)
@@ -208,7 +208,7 @@ def test_two_nodes_with_different_bounds(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_nobody_comes(fleet: Fleet) -> None:
+def test_too_few_nodes_is_reported(fleet: Fleet) -> None:
     agent = fleet.agent("alone", *job(endpoint()))
     one_line(agent, 3, "1 of at least 2 nodes", f"join={JOIN_SECONDS} s|join_timeout")
     fleet.all_gone()

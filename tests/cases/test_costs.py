@@ -188,7 +188,7 @@ async def rounds(server: Counting, size: int) -> list[Cost]:
 @pytest.mark.integration
 @pytest.mark.cases("case-F6")
 @pytest.mark.parametrize("size", SIZES)
-def test_a_round_costs_the_same_for_each_node_whatever_their_number(
+def test_cost_of_a_round_per_node_does_not_depend_on_their_number(
     counting: Counting, size: int
 ) -> None:
     raise_file_limit()

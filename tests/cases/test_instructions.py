@@ -95,7 +95,7 @@ def check(counted: dict[str, int], limits: dict[str, int]) -> None:
 
 
 @pytest.mark.integration
-def test_a_store_call_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
+def test_store_call_needs_no_more_instructions_than_before(server: EmbeddedServer) -> None:
     store = TCPStore("127.0.0.1", server.port)
     store.set("key", b"value")
     calls: dict[str, Callable[[], object]] = {
@@ -114,7 +114,7 @@ def test_a_store_call_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
 
 
 @pytest.mark.integration
-def test_a_join_costs_no_more_than_it_did(server: EmbeddedServer) -> None:
+def test_join_needs_no_more_instructions_than_before(server: EmbeddedServer) -> None:
     handler = make_handler(server.port)
     with counting(server) as counter:
         counted = {"join again": each(counter, handler.next_rendezvous)}

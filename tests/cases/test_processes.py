@@ -85,7 +85,7 @@ sys.exit(int(sys.argv[3]) if os.environ["RANK"] == "0" else 0)
 
 
 @pytest.mark.cases("case-D3")
-def test_each_node_leaves_when_it_is_done(fleet: Fleet) -> None:
+def test_each_node_leaves_as_soon_as_it_is_done(fleet: Fleet) -> None:
     _server, where = fleet.server()
     tired = script(fleet, "tired.py", TIRED)
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=d3", tired, "0", "6", "0"]
@@ -99,7 +99,7 @@ def test_each_node_leaves_when_it_is_done(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-D3")
-def test_of_a_failure_everyone_is_told_at_once(fleet: Fleet) -> None:
+def test_all_nodes_learn_of_a_failure_at_once(fleet: Fleet) -> None:
     _server, where = fleet.server()
     tired = script(fleet, "tired.py", TIRED)
     options = ["--nnodes=3", f"--endpoint={where}", "--run-id=d3", "--max-restarts=0"]
@@ -114,7 +114,7 @@ def test_of_a_failure_everyone_is_told_at_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-G1")
-def test_a_worker_that_needs_most_of_a_longer_grace_finishes(fleet: Fleet) -> None:
+def test_worker_may_use_a_longer_grace_period(fleet: Fleet) -> None:
     """45 s of 60 in the report, where 30 s were fixed; here 4.5 s of 6, where 3 s would kill."""
     slow = script(fleet, "slow.py", SLOW)
     agent = fleet.agent("node", "--standalone", "--stop-grace=6", slow, "4.5")
@@ -131,7 +131,7 @@ def test_a_worker_that_needs_most_of_a_longer_grace_finishes(fleet: Fleet) -> No
 
 
 @pytest.mark.cases("case-G1")
-def test_a_second_signal_hurries(fleet: Fleet) -> None:
+def test_second_signal_ends_workers_at_once(fleet: Fleet) -> None:
     slow = script(fleet, "slow.py", SLOW)
     agent = fleet.agent("node", "--standalone", "--stop-grace=600", slow, "600")
     agent.expect("up")
@@ -146,7 +146,7 @@ def test_a_second_signal_hurries(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-G2")
-def test_signals_of_the_scheduler_are_passed_on(fleet: Fleet) -> None:
+def test_scheduler_signals_are_forwarded_to_workers(fleet: Fleet) -> None:
     hears = script(fleet, "hears.py", HEARS)
     agent = fleet.agent("node", "--standalone", "--forward-signals=USR1,SIGUSR2", hears)
     up = agent.expect("up")
@@ -161,7 +161,7 @@ def test_signals_of_the_scheduler_are_passed_on(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-G2")
-def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(fleet: Fleet) -> None:
+def test_sighup_ignored_at_start_stays_ignored(fleet: Fleet) -> None:
     hears = script(fleet, "hears.py", HEARS)
     argv = ["-m", "rallypoint", "run", "--standalone", "--forward-signals=USR1", hears]
     agent = fleet.start("node", "nohup", sys.executable, *argv)
@@ -199,7 +199,7 @@ def is_open(port: int) -> bool:
 
 @pytest.mark.cases("case-G3")
 @pytest.mark.timeout(60 + 12 * MOMENTS)
-def test_a_killed_agent_takes_its_workers_along_and_nothing_else(fleet: Fleet) -> None:
+def test_killed_agent_takes_only_its_own_workers_along(fleet: Fleet) -> None:
     server, where = fleet.server()
     stranger = fleet.start("stranger", sys.executable, "-c", STRANGER)
     stranger.expect("here")
@@ -222,7 +222,7 @@ def test_a_killed_agent_takes_its_workers_along_and_nothing_else(fleet: Fleet) -
 
 
 @pytest.mark.cases("case-G3")
-def test_agents_of_one_machine_are_strangers_to_each_other(fleet: Fleet) -> None:
+def test_agents_on_one_machine_do_not_affect_each_other(fleet: Fleet) -> None:
     parent = script(fleet, "parent.py", PARENT)
     agents = [fleet.agent(f"node{i}", "--standalone", parent) for i in range(2)]
     ports = [int(agent.expect("port").text.split()[1]) for agent in agents]
@@ -246,7 +246,7 @@ raise ValueError(f"fails in round {os.environ['RALLYPOINT_ROUND']}")
 
 
 @pytest.mark.cases("case-D3")
-def test_a_worker_that_fails_always_ends_the_run_with_the_first_traceback(fleet: Fleet) -> None:
+def test_worker_that_always_fails_ends_the_run_with_its_first_traceback(fleet: Fleet) -> None:
     options = ["--nnodes=2", f"--endpoint={endpoint()}", "--run-id=always", "--max-restarts=2"]
     always = script(fleet, "always.py", ALWAYS)
     idle = script(fleet, "idle.py", "import time; time.sleep(600)")

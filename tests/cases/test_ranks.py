@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 from rallypoint.errors import RendezvousStateError
 
@@ -47,7 +47,7 @@ def test_node_rank_is_honoured(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-E2")
-def test_a_duplicate_node_rank_is_refused_naming_both(cluster: Cluster) -> None:
+def test_duplicate_node_rank_error_names_both_nodes(cluster: Cluster) -> None:
     first = cluster.handler(2, 2, node_rank=1, local_addr="10.0.0.1")
     second = cluster.handler(2, 2, node_rank=1, local_addr="10.0.0.2")
     third = cluster.handler(2, 2, node_rank=0, local_addr="10.0.0.3")
@@ -81,7 +81,7 @@ def test_one_node_too_many_is_a_spare(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-E4")
-def test_former_members_have_the_seats_before_spares_that_came_first(cluster: Cluster) -> None:
+def test_former_members_have_precedence_over_early_spares(cluster: Cluster) -> None:
     members = [cluster.handler(3, 3) for _ in range(3)]
     ranks = [info.rank for info in cluster.join_all(*members)]
     spares = [cluster.handler(3, 3) for _ in range(2)]

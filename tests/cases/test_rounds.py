@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.integration.cluster import Cluster, Mini, end
 from tests.integration.harness import LIMIT_SECONDS, Fleet, Process, endpoint
-from tests.integration.nodes import Cluster, Mini, end
 
 from rallypoint.errors import RendezvousClosedError, RendezvousGracefulExitError
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
@@ -45,7 +45,7 @@ def finish(fleet: Fleet, *processes: Process) -> None:
 
 
 @pytest.mark.cases("case-B6")
-def test_two_of_ten_that_rejoin_first_are_no_round(cluster: Cluster) -> None:
+def test_two_of_ten_nodes_that_rejoin_first_form_no_round(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 10, last_call=0.05) for _ in range(10)]
     nodes = [Mini(handler) for handler in handlers]  # who misses so short a last call comes later
     seats = [node.sized(10) for node in nodes]
@@ -69,7 +69,7 @@ def test_two_of_ten_that_rejoin_first_are_no_round(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-C1")
-def test_sigterm_to_one_agent_leaves_the_others_a_round(fleet: Fleet) -> None:
+def test_sigterm_to_one_agent_does_not_end_the_others(fleet: Fleet) -> None:
     options = ["--nnodes=1:3", f"--endpoint={endpoint()}", "--run-id=c1"]
     first, second, third = agents(fleet, 3, *options)
     three = {agent: agent.round(3) for agent in (first, second, third)}
@@ -115,7 +115,7 @@ def leave_and_rejoin(cluster: Cluster, delay_seconds: float, same_handler: bool)
 
 
 @pytest.mark.cases("case-C2")
-def test_leaving_and_coming_back_always_ends_the_same(cluster: Cluster) -> None:
+def test_leaving_and_rejoining_always_has_the_same_outcome(cluster: Cluster) -> None:
     delays = [delay for delay in (0.0, 0.1, 1.0, 5.0, 20.0) for _ in range(20)]
     with ThreadPoolExecutor(len(delays)) as threads:
         asked = [
@@ -132,7 +132,7 @@ def test_leaving_and_coming_back_always_ends_the_same(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-C3")
-def test_a_restarted_node_makes_no_world_of_its_own(fleet: Fleet) -> None:
+def test_restarted_node_does_not_form_a_round_alone(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=c3"]
     first, second = agents(fleet, 2, *options)
@@ -153,7 +153,7 @@ def test_a_restarted_node_makes_no_world_of_its_own(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-C4")
-def test_a_late_node_waits_and_comes_in_with_the_next_round(cluster: Cluster) -> None:
+def test_late_node_joins_the_next_round(cluster: Cluster) -> None:
     members = [cluster.handler(2, 4, last_call=0.1) for _ in range(2)]
     cluster.join_all(*members)
     late = cluster.handler(2, 4)
@@ -174,7 +174,7 @@ def test_a_late_node_waits_and_comes_in_with_the_next_round(cluster: Cluster) ->
 
 
 @pytest.mark.cases("case-C5")
-def test_a_target_that_is_reached_seals_at_once(cluster: Cluster) -> None:
+def test_round_at_target_size_is_sealed_at_once(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 8, target_nodes=4, last_call=60) for _ in range(4)]
     began = time.monotonic()
     assert {info.world_size for info in cluster.join_all(*handlers)} == {4}
@@ -183,7 +183,7 @@ def test_a_target_that_is_reached_seals_at_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-C5")
-def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
+def test_two_newcomers_to_four_nodes_cost_one_round(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=2:6", f"--endpoint={where}", "--run-id=c5", "--last-call=4"]
     options.append("--monitor-interval=2")  # how long newcomers are gathered; processes are slow
@@ -202,7 +202,7 @@ def test_two_that_come_to_four_cost_one_round(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-C6")
-def test_the_bootstrap_address_is_of_the_round(cluster: Cluster) -> None:
+def test_each_round_has_its_own_bootstrap_address(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 4, local_addr=f"127.0.0.{i}", target_nodes=4) for i in range(1, 5)]
     seen: set[tuple[str, int]] = set()
     for size in (4, 3, 2):
@@ -226,7 +226,7 @@ def test_the_bootstrap_address_is_of_the_round(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-C7")
-def test_a_run_id_is_given_or_made(fleet: Fleet) -> None:
+def test_run_id_is_given_or_generated(fleet: Fleet) -> None:
     fleet.release()
     missing = fleet.agent("missing", "--nnodes=2", f"--endpoint={endpoint()}")
     assert missing.wait() == 2
@@ -240,7 +240,7 @@ def test_a_run_id_is_given_or_made(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-C7")
-def test_a_finished_run_id_is_refused_or_opened_afresh(fleet: Fleet) -> None:
+def test_finished_run_id_is_refused_or_reopened(fleet: Fleet) -> None:
     fleet.release()
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=c7", "--last-call=0.1"]
@@ -285,7 +285,7 @@ time.sleep(60)
 
 @pytest.mark.cases("case-C8")
 @pytest.mark.parametrize("step", ["connect", "handshake", "join sent", "sealed"])
-def test_a_node_killed_while_joining_blocks_no_round(
+def test_node_killed_while_joining_blocks_no_round(
     fleet: Fleet, cluster: Cluster, step: str
 ) -> None:
     args = (step, cluster.run_id, str(cluster.server.port))
@@ -323,7 +323,7 @@ main(prog_name="rallypoint")
 
 @pytest.mark.cases("case-C9")
 @pytest.mark.parametrize("where", ["_start_workers", "_next_event"])
-def test_a_fault_in_an_agent_is_a_leave_and_no_close(fleet: Fleet, where: str) -> None:
+def test_agent_exception_leaves_the_run_open(fleet: Fleet, where: str) -> None:
     _server, server = fleet.server()
     options = ["--nnodes=1:3", f"--endpoint={server}", "--run-id=c9", "--target-nodes=3"]
     good = agents(fleet, 2, *options)
@@ -344,7 +344,7 @@ def test_a_fault_in_an_agent_is_a_leave_and_no_close(fleet: Fleet, where: str) -
 
 
 @pytest.mark.cases("case-C9")
-def test_only_set_closed_closes(cluster: Cluster) -> None:
+def test_only_set_closed_closes_a_run(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 2) for _ in range(2)]
     cluster.join_all(*nodes)
     nodes[0].shutdown()
@@ -356,7 +356,7 @@ def test_only_set_closed_closes(cluster: Cluster) -> None:
 
 
 @pytest.mark.cases("case-C7")
-def test_who_waits_when_all_have_finished_goes_home(cluster: Cluster) -> None:
+def test_waiting_nodes_end_when_the_run_finishes(cluster: Cluster) -> None:
     nodes = [cluster.handler(2, 2) for _ in range(2)]
     cluster.join_all(*nodes)
     spare = cluster.handler(2, 2)

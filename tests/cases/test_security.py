@@ -61,7 +61,7 @@ def _make() -> Iterator[Make]:
 # -- scopes -------------------------------------------------------------------------------
 
 
-def test_a_token_for_one_run_reaches_no_other(serve: Serve, make: Make) -> None:
+def test_token_for_one_run_opens_no_other(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     one = make(server.port, "one", "only-one").next_rendezvous()
     two = make(server.port, "two", "nodes").next_rendezvous()
@@ -78,7 +78,7 @@ def test_a_token_for_one_run_reaches_no_other(serve: Serve, make: Make) -> None:
     assert {run.run_id for run in everyones.runs} == {"one", "two"}
 
 
-def test_who_may_only_look_changes_nothing(serve: Serve, make: Make) -> None:
+def test_read_only_token_changes_nothing(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     member = make(server.port, "one", "nodes")
     member.next_rendezvous()
@@ -94,7 +94,9 @@ def test_who_may_only_look_changes_nothing(serve: Serve, make: Make) -> None:
     assert member.view().connected
 
 
-def test_only_an_admin_closes_and_it_is_recorded(serve: Serve, make: Make) -> None:
+def test_only_admin_tokens_close_a_run_and_the_audit_log_records_it(
+    serve: Serve, make: Make
+) -> None:
     server = serve(token=TOKENS.encode())
     member = make(server.port, "one", "nodes")
     member.next_rendezvous()
@@ -113,7 +115,7 @@ def test_only_an_admin_closes_and_it_is_recorded(serve: Serve, make: Make) -> No
     assert closed.at
 
 
-def test_only_an_admin_keeps_nodes_out_or_speaks_for_others(serve: Serve, make: Make) -> None:
+def test_only_admin_tokens_exclude_nodes_or_act_for_others(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     member, other = (make(server.port, "one", "nodes", 2) for _ in range(2))
     joining = in_thread(member.next_rendezvous)
@@ -138,7 +140,7 @@ def test_only_an_admin_keeps_nodes_out_or_speaks_for_others(serve: Serve, make: 
     assert "127.0.0.1:" in kept_out.by
 
 
-def test_a_worker_reaches_its_runs_store_alone(serve: Serve, make: Make) -> None:
+def test_worker_token_opens_only_the_store_of_its_run(serve: Serve, make: Make) -> None:
     server = serve(token=TOKENS.encode())
     member = make(server.port, "one", "nodes")
     member.next_rendezvous()
@@ -173,7 +175,7 @@ def proved_anew(server: Server) -> int:
 
 
 @pytest.mark.integration
-def test_a_token_is_exchanged_and_nobody_notices(
+def test_token_rotation_disturbs_nobody(
     serve: Serve, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.1)
@@ -243,7 +245,7 @@ def end_of(port: int, *said: bytes) -> bytes:
         return got
 
 
-def test_proofs_are_worth_nothing_elsewhere(serve: Serve) -> None:
+def test_recorded_proofs_are_useless_on_other_connections(serve: Serve) -> None:
     server = serve(token=b"secret")
     target = Target("127.0.0.1", server.port, "run", b"secret")
     sent: list[bytes] = []
@@ -276,14 +278,14 @@ def test_proofs_are_worth_nothing_elsewhere(serve: Serve) -> None:
         (p.frame(p.Proof(b"y" * 32)),),
     ],
 )
-def test_without_a_token_nothing_is_reached(serve: Serve, said: tuple[bytes, ...]) -> None:
+def test_nothing_is_reachable_without_a_token(serve: Serve, said: tuple[bytes, ...]) -> None:
     server = serve(token=b"secret")
     assert p.GOODBYE_TOKEN.encode() in (end := end_of(server.port, *said)) or b"protocol" in end
     assert server.call(lambda s: (len(s.spaces), len(s.runs)), Deadline(5)) == (0, 0)
 
 
 @pytest.mark.integration
-def test_a_crowd_of_strangers_disturbs_no_member(serve: Serve, make: Make) -> None:
+def test_flood_of_strangers_does_not_disturb_members(serve: Serve, make: Make) -> None:
     server = serve(token=b"secret", handshakes_limit=200, handshake_seconds=2.0)
     members = [make(server.port, "run", "secret", 3, lease=3) for _ in range(3)]
     threads = [threading.Thread(target=member.next_rendezvous) for member in members]
@@ -335,7 +337,7 @@ def everything_said_of(pids: list[int]) -> bytes:
 
 
 @pytest.mark.integration
-def test_secrets_are_shown_nowhere(tmp_path: Path, port: int) -> None:
+def test_secrets_appear_nowhere(tmp_path: Path, port: int) -> None:
     secret = "SeCrEt" + os.urandom(12).hex()
     (tmp_path / "token").write_text(f"all {secret}\n")
     (tmp_path / "token").chmod(0o600)
@@ -400,7 +402,7 @@ def kept_by_a_server(own: list[str], env: dict[str, str], folder: Path, secret: 
     return first + rest
 
 
-def test_errors_show_no_token(serve: Serve, make: Make) -> None:
+def test_errors_contain_no_token(serve: Serve, make: Make) -> None:
     server = serve(token=b"the-servers")
     with pytest.raises(AuthenticationError) as refused:
         TCPStore("127.0.0.1", server.port, token="the-clients", timeout=5)

@@ -51,7 +51,7 @@ def handler_at(port: int, size: int, **config: float | bool) -> DynamicRendezvou
 
 
 @pytest.mark.cases("case-B3")
-def test_a_blocked_get_and_heartbeats_do_not_cross(server: EmbeddedServer) -> None:
+def test_blocked_get_and_heartbeats_get_their_own_answers(server: EmbeddedServer) -> None:
     with TCPStore("127.0.0.1", server.port) as store:
         blocked = after_a_moment(in_thread(store.get, "late", 60.0))
         beating = [in_thread(lambda: [store.add("n", 1) for _ in range(500)]) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_heartbeats_do_not_starve_behind_data(
 
 @pytest.mark.integration
 @pytest.mark.cases("case-B5")
-def test_a_server_that_was_stopped_for_three_leases_loses_nobody(
+def test_server_stopped_for_three_leases_loses_nobody(
     process: "tuple[subprocess.Popen[str], int]",
 ) -> None:
     server, port = process
@@ -165,7 +165,9 @@ class Light(asyncio.Protocol):
 
 @pytest.mark.integration
 @pytest.mark.cases("case-F5")
-def test_five_thousand_clients_at_once(process: "tuple[subprocess.Popen[str], int]") -> None:
+def test_five_thousand_clients_connect_at_once(
+    process: "tuple[subprocess.Popen[str], int]",
+) -> None:
     _, port = process
     clients = 5_000
     raise_file_limit()
@@ -194,7 +196,7 @@ def test_five_thousand_clients_at_once(process: "tuple[subprocess.Popen[str], in
 
 
 @pytest.mark.cases("case-F5")
-def test_a_backlog_of_connections_is_taken(server: EmbeddedServer) -> None:
+def test_burst_of_connections_fits_the_backlog(server: EmbeddedServer) -> None:
     socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(200)]
     with selectors.DefaultSelector() as selector:
         for sock in socks:

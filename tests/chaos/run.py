@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.chaos.arena import Outcome, run_agents  # noqa: E402 - the path comes first
+from tests.chaos.experiment import Outcome, run_agents  # noqa: E402 - the path comes first
+from tests.chaos.file_store_writers import run_writers  # noqa: E402
 from tests.chaos.plans import Kind, Plan, plan_from  # noqa: E402
-from tests.chaos.writers import run_writers  # noqa: E402
 
 
 def has_disk() -> bool:

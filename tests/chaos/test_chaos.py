@@ -22,12 +22,12 @@ def test_no_fault_breaks_a_rule(kind: Kind, number: int) -> None:
     assert not outcome.wrong, f"{outcome.line()}\n{outcome.told}"
 
 
-def test_a_seed_gives_the_same_plan_again() -> None:
+def test_same_seed_gives_the_same_plan() -> None:
     assert plan_from(7) == plan_from(7)
     assert len({plan_from(seed, Kind.HOSTED).acts for seed in range(20)}) == 20
 
 
-def test_plans_do_everything_and_leave_somebody() -> None:
+def test_plans_use_every_fault_and_leave_a_survivor() -> None:
     plans = [plan_from(seed) for seed in range(400)]
     assert {plan.kind for plan in plans} == set(Kind)
     assert {act.do for plan in plans for act in plan.acts} == set(Do)
@@ -43,7 +43,7 @@ def test_the_server_is_killed_only_if_it_has_a_disk() -> None:
     assert Do.SERVER_KILL not in {act.do for plan in plans for act in plan.acts}
 
 
-def test_a_plan_is_told_in_words() -> None:
+def test_plan_is_described_in_words() -> None:
     text = plan_from(102, Kind.HOSTED).text()
     assert text.startswith("seed 102 hosted of ")
     assert " s " in text

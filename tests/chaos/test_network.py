@@ -88,7 +88,7 @@ def cut_off(network: Network, way: str) -> float:
 
 @pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("way", ["both ways", "from it", "to it"])
-def test_who_is_cut_off_is_lost_and_comes_back(cluster: Cluster, way: str) -> None:
+def test_disconnected_node_is_lost_and_comes_back(cluster: Cluster, way: str) -> None:
     victim, *others = cluster.agents
     three = cluster.three()
     at = cut_off(cluster.network, way)
@@ -112,7 +112,7 @@ def test_who_is_cut_off_is_lost_and_comes_back(cluster: Cluster, way: str) -> No
     cluster.end()
 
 
-def test_who_is_cut_off_for_less_than_the_lease_is_not_lost(cluster: Cluster) -> None:
+def test_node_disconnected_for_less_than_its_lease_is_not_lost(cluster: Cluster) -> None:
     three = cluster.three()
     cut_off(cluster.network, "both ways")
     cluster.network.part([FIRST + 1], [FIRST + 2])  # the run does not need these two to meet
@@ -125,7 +125,7 @@ def test_who_is_cut_off_for_less_than_the_lease_is_not_lost(cluster: Cluster) ->
     assert all("joining" not in agent.out.text for agent in cluster.agents)
 
 
-def test_when_the_server_was_cut_off_from_all_the_run_goes_on(cluster: Cluster) -> None:
+def test_run_continues_after_the_server_was_unreachable(cluster: Cluster) -> None:
     three = cluster.three()
     cluster.network.part([SERVER], [FIRST, FIRST + 1, FIRST + 2])
     with pytest.raises(AssertionError, match="no line with"):

@@ -19,7 +19,7 @@ GOOD = [
 ]
 
 
-def test_a_good_run_has_nothing_wrong() -> None:
+def test_good_run_passes_all_checks() -> None:
     assert wrong_ranks(GOOD) == []
     assert two_worlds(GOOD, {}) == []
     assert killed_workers(GOOD, {"1"}, set()) == []
@@ -34,12 +34,12 @@ def test_a_good_run_has_nothing_wrong() -> None:
         life("1", 1, 2, 2, 1.0, 4.0),  # a rank above all
     ],
 )
-def test_ranks_that_do_not_fit_are_found(other: Life) -> None:
+def test_wrong_ranks_are_reported(other: Life) -> None:
     (found,) = wrong_ranks([GOOD[0], other])
     assert "rank 0 of 2" in found
 
 
-def test_an_old_round_that_goes_on_is_found() -> None:
+def test_old_round_that_goes_on_is_reported() -> None:
     lives = [GOOD[0], life("1", 1, 1, 2, 1.0, 12.0), GOOD[2]]
     (found,) = two_worlds(lives, {}, 4.0)
     assert "1 round 1.1 rank 1 of 2" in found
@@ -48,12 +48,12 @@ def test_an_old_round_that_goes_on_is_found() -> None:
     assert two_worlds(lives, {"0": [(4.0, 8.0)]}, 4.0) != []
 
 
-def test_a_healthy_worker_that_was_killed_is_found() -> None:
+def test_killing_a_healthy_worker_is_reported() -> None:
     assert len(killed_workers(GOOD, set(), set())) == 1
     assert killed_workers(GOOD, set(), {101}) == []
 
 
-def test_lives_are_read_as_far_as_they_are_written(tmp_path: Path) -> None:
+def test_partly_written_records_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.1.life").write_text("0 1 2 3 4 77 5.5\nbeat 6.0\nbeat 6.")
     (tmp_path / "b.2.life").write_text("1 1 2 2 4 78 5.5\nbeat 6.0\nterm 7.0\n")
     (tmp_path / "c.3.life").write_text("1 1 2")

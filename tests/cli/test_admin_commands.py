@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from tests.core.builders import a_node, a_settings
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 from rallypoint.cli import admin_commands, main
 from rallypoint.cli.admin_commands import Where, Whom, meant

@@ -1,6 +1,6 @@
 import pytest
 from tests.cli.test_exclude import run
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 pytestmark = pytest.mark.integration
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 from tests.cli.golden import check, drawn
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 from rallypoint.cli import doctor, main
 from rallypoint.doctor.findings import Finding, Verdict

@@ -1,6 +1,6 @@
 import pytest
 from click.testing import CliRunner, Result
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 from rallypoint.cli import main
 from rallypoint.core.events import Refusal

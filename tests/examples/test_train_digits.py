@@ -37,7 +37,7 @@ def train(
     return models
 
 
-def test_gradients_are_those_of_the_loss() -> None:
+def test_gradients_match_the_loss() -> None:
     data = digits.load_data()
     model = digits.Model(data.train_x.shape[1])
     x, y = data.train_x[:7], data.train_y[:7]
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_loss() -> None:
         assert given[index] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-4)
 
 
-def test_gradients_of_the_shares_add_up_to_those_of_the_batch() -> None:
+def test_gradients_of_the_shards_add_up_to_the_batch_gradient() -> None:
     data = digits.load_data()
     model = digits.Model(data.train_x.shape[1])
     x, y = data.train_x[:10], data.train_y[:10]
@@ -61,7 +61,9 @@ def test_gradients_of_the_shares_add_up_to_those_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_world_size_learns_the_same(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_world_size_trains_the_same_weights(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     alone = train(1, 12)[0]
     models = train(size, 12)
     data = digits.load_data()
@@ -75,7 +77,7 @@ def test_every_world_size_learns_the_same(size: int, capsys: pytest.CaptureFixtu
     assert float(lines[-1].removeprefix("final accuracy ").rstrip("%")) > 95
 
 
-def test_it_resumes_at_another_world_size(
+def test_training_resumes_at_another_world_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     through = train(1, 6)[0]
@@ -87,7 +89,7 @@ def test_it_resumes_at_another_world_size(
     np.testing.assert_allclose(resumed.weights, through.weights, atol=1e-6)
 
 
-def test_it_goes_on_within_an_epoch(tmp_path: Path) -> None:
+def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
     """What the state holds is all: the loss of half an epoch too."""
     data = digits.load_data()
     through, broken = (digits.Model(data.train_x.shape[1]) for _ in range(2))
@@ -103,7 +105,7 @@ def test_it_goes_on_within_an_epoch(tmp_path: Path) -> None:
     assert later.loss == through.loss
 
 
-def test_the_newest_state_of_any_worker_is_taken(tmp_path: Path) -> None:
+def test_newest_saved_state_of_any_worker_is_restored(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     train(1, 2, here)
     expected = train(1, 3, there)[0]

@@ -23,7 +23,7 @@ GROWTH_BYTES = 64 << 20
 
 
 @pytest.mark.timeout(SECONDS + 120)
-def test_decoders_refuse_or_decode_and_do_not_grow() -> None:
+def test_decoders_refuse_or_decode_without_growing() -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     report = fuzz_decoders(SECONDS, SEED)
     print(report)
@@ -33,7 +33,7 @@ def test_decoders_refuse_or_decode_and_do_not_grow() -> None:
 
 
 @pytest.mark.timeout(SECONDS + 120)
-def test_a_server_survives_whatever_is_said() -> None:
+def test_server_survives_any_input() -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     report = uvloop.run(fuzz_server(SECONDS, SEED))
     print(report)
@@ -41,7 +41,7 @@ def test_a_server_survives_whatever_is_said() -> None:
     assert report["grown_bytes"] < GROWTH_BYTES
 
 
-def test_what_was_found_before_is_found_no_more() -> None:
+def test_former_crashes_do_not_return() -> None:
     bodies = corpus()
     assert len(bodies) >= len(CLIENT_BODIES)
 
@@ -58,7 +58,7 @@ def test_what_was_found_before_is_found_no_more() -> None:
     uvloop.run(replay())
 
 
-def test_each_kind_of_frame_is_made_and_decodes() -> None:
+def test_every_kind_of_frame_is_generated_and_decodes() -> None:
     maker = Maker(random.Random(1))
     kinds = {type(maker.body()) for _ in range(500)}
     assert kinds == set(CLIENT_BODIES)

@@ -90,7 +90,7 @@ def accuracy_alone() -> str:
 
 @pytest.mark.cases("case-G4")
 @pytest.mark.timeout(300)
-def test_digits_with_four_scale_ups_and_four_losses(fleet: Fleet) -> None:
+def test_training_survives_four_scale_ups_and_four_losses(fleet: Fleet) -> None:
     options = ["--nnodes=1:4", f"--endpoint={endpoint()}", "--run-id=g4", "--admit=checkpoint"]
     options += ["--last-call=2", "--admit-grace=60"]
     (fleet.folder / "states").mkdir()
@@ -151,7 +151,7 @@ def asking(fleet: Fleet, name: str, *options: str, script: str = "asking.py") ->
 
 @pytest.mark.cases("case-G4", "case-C1")
 @pytest.mark.parametrize("where", ["server", "server with a token", "file"])
-def test_a_node_that_is_asked_to_go_leaves_once_all_have_saved(fleet: Fleet, where: str) -> None:
+def test_node_asked_to_leave_waits_until_all_workers_saved(fleet: Fleet, where: str) -> None:
     options = ["--nnodes=1:2", "--run-id=leave", "--admit=checkpoint", "--last-call=10"]
     if where == "file":
         options += ["--backend=file", f"--endpoint={fleet.folder}/run.rallypoint"]
@@ -176,7 +176,7 @@ def test_a_node_that_is_asked_to_go_leaves_once_all_have_saved(fleet: Fleet, whe
     fleet.all_gone()
 
 
-def test_a_second_signal_does_not_wait(fleet: Fleet) -> None:
+def test_second_signal_ends_the_agent_at_once(fleet: Fleet) -> None:
     options = ["--standalone", "--admit=checkpoint"]
     agent = asking(fleet, "node", *options, script="called.py")  # never saves
     agent.expect("ready")
@@ -187,7 +187,7 @@ def test_a_second_signal_does_not_wait(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_workers_that_do_not_save_have_a_grace(fleet: Fleet) -> None:
+def test_workers_that_do_not_save_have_a_grace_period(fleet: Fleet) -> None:
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=late", "--last-call=0.1"]
     options += ["--admit=checkpoint", "--admit-grace=2", "--admit-signal=usr1"]
     agent = asking(fleet, "node", *options, script="called.py")
@@ -205,7 +205,7 @@ def test_workers_that_do_not_save_have_a_grace(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_never_lets_nobody_in_until_something_else_opens_a_round(fleet: Fleet) -> None:
+def test_admit_never_waits_for_a_round_opened_otherwise(fleet: Fleet) -> None:
     options = ["--nnodes=1:3", f"--endpoint={endpoint()}", "--run-id=never", "--admit=never"]
     options += ["--last-call=1"]
     agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
@@ -221,7 +221,7 @@ def test_never_lets_nobody_in_until_something_else_opens_a_round(fleet: Fleet) -
     fleet.all_gone()
 
 
-def test_a_newcomer_that_goes_again_costs_no_round(fleet: Fleet) -> None:
+def test_newcomer_that_leaves_while_waiting_starts_no_round(fleet: Fleet) -> None:
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=off", "--last-call=0.1"]
     options += ["--admit=checkpoint"]
     agent = asking(fleet, "node", *options, script="called.py")
@@ -236,7 +236,7 @@ def test_a_newcomer_that_goes_again_costs_no_round(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_a_node_that_was_given_notice_leaves_once_all_have_saved(fleet: Fleet) -> None:
+def test_node_given_notice_leaves_after_all_workers_saved(fleet: Fleet) -> None:
     where = endpoint()
     options = ["--nnodes=1:3", f"--endpoint={where}", "--run-id=notice"]
     agents = [asking(fleet, f"node{i}", *options, f"--slot=slot{i}") for i in range(3)]

@@ -63,13 +63,13 @@ def lose_one_take_one(fleet: Fleet, options: list[str], limit: float) -> None:
 
 
 @pytest.mark.cases("case-B1")
-def test_three_nodes_lose_one_and_take_one_in(fleet: Fleet) -> None:
+def test_three_nodes_lose_one_and_admit_one(fleet: Fleet) -> None:
     options = [f"--endpoint={endpoint()}", "--last-call=3"]
     lose_one_take_one(fleet, options, GRACE_SECONDS + 1.0)
 
 
 @pytest.mark.cases("case-B1")
-def test_the_same_without_a_server(fleet: Fleet) -> None:
+def test_three_nodes_lose_one_and_admit_one_without_a_server(fleet: Fleet) -> None:
     lease = 2.0
     options = [
         "--backend=file", f"--endpoint={fleet.folder}/job.rallypoint", "--last-call=3",

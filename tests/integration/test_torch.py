@@ -60,7 +60,7 @@ def test_two_agents(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-B1")
-def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
+def test_two_agents_lose_one_in_training_and_admit_another(fleet: Fleet) -> None:
     epochs = 200  # some seconds alone: enough for another to come
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]
     agents = [ddp(fleet, f"node{i}", *options, epochs=epochs) for i in range(2)]
@@ -80,7 +80,7 @@ def test_two_agents_lose_one_in_training_and_take_another(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-C1", "case-G4")
-def test_one_of_two_agents_is_asked_to_go_and_no_step_is_lost(fleet: Fleet) -> None:
+def test_no_step_is_lost_when_one_of_two_agents_is_asked_to_leave(fleet: Fleet) -> None:
     epochs = 200
     options = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=ddp", "--max-restarts=0"]
     options += ["--admit=checkpoint"]

@@ -1,5 +1,5 @@
 import pytest
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 
 from rallypoint.deadline import Deadline
 from rallypoint.net.connection import Target

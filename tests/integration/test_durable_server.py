@@ -92,7 +92,7 @@ def test_blocked_waits_survive_a_server_restart(place: Place) -> None:
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
-def test_each_addition_counts_once_over_cuts_and_kills(place: Place) -> None:
+def test_each_addition_counts_once_despite_disconnects_and_kills(place: Place) -> None:
     total = CLIENTS * ADDS
     done = [0] * CLIENTS
     with Proxy("127.0.0.1", place.port) as proxy, ThreadPoolExecutor(CLIENTS) as threads:
@@ -121,7 +121,7 @@ def test_each_addition_counts_once_over_cuts_and_kills(place: Place) -> None:
     print(f"{total} additions in {seconds:.1f} s, {CUTS - KILLS} cuts, {KILLS} kills")
 
 
-def test_a_second_server_on_one_directory_is_refused(place: Place) -> None:
+def test_second_server_on_one_data_directory_is_refused(place: Place) -> None:
     other = place._fleet.rallypoint(
         "other", "serve", "--bind=127.0.0.1:0", f"--data-dir={place._fleet.folder / 'data'}"
     )
@@ -130,7 +130,7 @@ def test_a_second_server_on_one_directory_is_refused(place: Place) -> None:
     assert "Traceback" not in other.err.text
 
 
-def test_a_server_that_is_asked_to_end_keeps_its_runs(place: Place) -> None:
+def test_stopped_server_keeps_its_runs(place: Place) -> None:
     with TCPStore("127.0.0.1", place.port, timeout=60) as store:
         store.set("k", b"v")
         place.server.send(signal.SIGTERM)

@@ -81,7 +81,7 @@ def pair(fleet: Fleet, *options: str) -> list[Process]:
     return agents
 
 
-def test_the_first_failure_is_what_all_report(fleet: Fleet) -> None:
+def test_all_nodes_report_the_first_failure(fleet: Fleet) -> None:
     agents = pair(fleet, "--max-restarts=0")
     fleet.release()
     failed = next(agent for agent in agents if "started 0" in agent.out.text)
@@ -100,7 +100,7 @@ def test_the_first_failure_is_what_all_report(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_a_failure_within_the_budget_is_a_new_round(fleet: Fleet) -> None:
+def test_failure_within_max_restarts_starts_a_new_round(fleet: Fleet) -> None:
     agents = pair(fleet, "--max-restarts=1")
     (fleet.folder / "well").touch()
     failed = next(agent for agent in agents if "started 0" in agent.out.text)
@@ -117,7 +117,7 @@ def test_a_failure_within_the_budget_is_a_new_round(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_the_budget_is_the_runs_and_used_up_once(fleet: Fleet) -> None:
+def test_restart_budget_is_shared_and_counted_once(fleet: Fleet) -> None:
     agents = pair(fleet, "--max-restarts=1")
     fleet.release()  # it fails in every round
     for agent in agents:
@@ -130,7 +130,7 @@ def test_the_budget_is_the_runs_and_used_up_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-B1")
-def test_workers_that_fail_of_a_lost_peer_cost_no_restart(fleet: Fleet) -> None:
+def test_worker_failures_caused_by_a_lost_peer_cost_no_restart(fleet: Fleet) -> None:
     (fleet.folder / "paired.py").write_text(PAIRED, encoding="utf-8")
     shared = ["--nnodes=1:2", f"--endpoint={endpoint()}", "--run-id=paired", "--max-restarts=0"]
     agents = [fleet.rallypoint(f"node{i}", "run", *shared, "paired.py") for i in range(2)]
@@ -144,7 +144,7 @@ def test_workers_that_fail_of_a_lost_peer_cost_no_restart(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Signals) -> None:
+def test_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Signals) -> None:
     agent = fleet.agent("node", "--standalone", "--nproc-per-node=2")
     lines = [agent.expect(f"work: round 1 rank {rank} of 2") for rank in range(2)]
     workers = [psutil.Process(int(line.text.split()[-1])) for line in lines]
@@ -159,7 +159,7 @@ def test_a_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Si
         fleet.all_gone()
 
 
-def test_ctrl_c_while_nobody_else_has_come(fleet: Fleet) -> None:
+def test_ctrl_c_ends_a_join_that_waits(fleet: Fleet) -> None:
     agent = fleet.agent("node", "--nnodes=2", f"--endpoint={endpoint()}", "--run-id=alone")
     agent.expect("1 of 2 nodes, waiting for 1: not heard of yet; join ends in 9 min")
     began = time.monotonic()
@@ -170,7 +170,7 @@ def test_ctrl_c_while_nobody_else_has_come(fleet: Fleet) -> None:
     fleet.all_gone()
 
 
-def test_workers_that_print_a_lot(fleet: Fleet) -> None:
+def test_workers_may_print_a_lot(fleet: Fleet) -> None:
     agent = fleet.rallypoint("node", "run", "--standalone", "--nproc-per-node=2", "chatty.py")
     assert agent.wait(40.0) == 0
     said = [line.text for line in agent.out.lines]
@@ -179,7 +179,7 @@ def test_workers_that_print_a_lot(fleet: Fleet) -> None:
     assert agent.err.text.count("x") == 2 * 2_000 * 99
 
 
-def test_redirects_and_tee(fleet: Fleet) -> None:
+def test_output_redirection_and_tee(fleet: Fleet) -> None:
     say = (
         "import os, sys; r = os.environ['RANK']; print('out', r); print('err', r, file=sys.stderr)"
     )
@@ -202,7 +202,7 @@ def test_redirects_and_tee(fleet: Fleet) -> None:
 
 
 @pytest.mark.cases("case-A5")
-def test_a_port_that_becomes_free_is_hosted_after_all(fleet: Fleet) -> None:
+def test_server_starts_once_its_port_becomes_free(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as former:
         where = f"127.0.0.1:{former.getsockname()[1]}"
         options = ["--nnodes=2", f"--endpoint={where}", "--run-id=later", "--join-timeout=30"]
@@ -216,7 +216,7 @@ def test_a_port_that_becomes_free_is_hosted_after_all(fleet: Fleet) -> None:
         assert agent.wait() == 0
 
 
-def test_off_loopback_with_a_token(fleet: Fleet) -> None:
+def test_run_on_another_address_with_a_token(fleet: Fleet) -> None:
     address = outer_address()
     if address is None:
         pytest.skip("this machine has no address but loopback")
@@ -246,7 +246,9 @@ def test_workers_of_a_killed_agent_are_gone(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("backend", ["core", "file"])
 @pytest.mark.parametrize("way", ["leave", "shutdown"])
-def test_who_leaves_while_joining_is_let_go_at_once(tmp_path: Path, backend: str, way: str) -> None:
+def test_node_that_leaves_while_joining_is_released_at_once(
+    tmp_path: Path, backend: str, way: str
+) -> None:
     where = "127.0.0.1:0" if backend == "core" else str(tmp_path / "job")
     params = RendezvousParameters(backend, where, "let-go", 2, 2, config={"join": 60})
     handler = get_rendezvous_handler(params)
@@ -277,7 +279,7 @@ sys.exit(int(sys.argv[1]) if os.environ["RALLYPOINT_ROUND"] == "1" else 0)
 
 
 @pytest.mark.parametrize("console", ["> /dev/full 2>&1", "2>&1 | head -n 1 > /dev/null"])
-def test_a_console_that_cannot_be_written_ends_no_job(fleet: Fleet, console: str) -> None:
+def test_unwritable_console_does_not_end_the_job(fleet: Fleet, console: str) -> None:
     (fleet.folder / "quiet.py").write_text(QUIET, encoding="utf-8")
     line = f"run --standalone --max-restarts=1 quiet.py 7 {console}; exit ${{PIPESTATUS[0]}}"
     argv = ["bash", "-c", f"{sys.executable} -m rallypoint {line}"]

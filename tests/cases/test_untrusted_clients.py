@@ -41,7 +41,9 @@ def listening(port: int) -> set[str]:
 @pytest.mark.cases("case-H1")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc/net")
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_only_what_was_asked_is_bound(serve: Callable[..., EmbeddedServer], host: str) -> None:
+def test_only_the_requested_address_is_bound(
+    serve: Callable[..., EmbeddedServer], host: str
+) -> None:
     server = serve(host)
     assert listening(server.port) == {host}
     assert listening(serve("0.0.0.0", insecure=True).port) == {"0.0.0.0"}
@@ -49,7 +51,7 @@ def test_only_what_was_asked_is_bound(serve: Callable[..., EmbeddedServer], host
 
 @pytest.mark.cases("case-H1")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc/net")
-def test_all_ways_of_hosting_bind_only_that() -> None:
+def test_every_way_of_hosting_binds_only_the_requested_address() -> None:
     with TCPStore("127.0.0.1", 0, is_master=True) as master:
         assert listening(master.port) == {"127.0.0.1"}
     config = {"is_host": True}
@@ -92,7 +94,7 @@ def tls_hello() -> bytes:
 
 @pytest.mark.integration
 @pytest.mark.cases("case-H2")
-def test_what_is_not_ours_is_closed_with_a_reason_and_harms_nobody(
+def test_foreign_protocols_are_closed_with_a_reason(
     process: "tuple[subprocess.Popen[str], int]",
 ) -> None:
     server, port = process
@@ -123,7 +125,7 @@ def test_what_is_not_ours_is_closed_with_a_reason_and_harms_nobody(
 
 
 @pytest.mark.cases("case-H2")
-def test_a_client_that_says_nothing_or_too_slowly_is_closed_with_a_reason(
+def test_silent_or_slow_client_is_closed_with_a_reason(
     serve: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)

@@ -44,7 +44,7 @@ WAYS = {
 
 @pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("way", WAYS)
-def test_the_others_are_told_who_and_go_on_as_two(fleet: Fleet, way: str) -> None:
+def test_others_learn_which_node_is_lost_and_continue_as_two(fleet: Fleet, way: str) -> None:
     end_of, limit, why = WAYS[way]
     _server, where = fleet.server()
     options = ["--nnodes=2:3", "--run-id=b1", f"--lease={LEASE_SECONDS}"]
@@ -112,7 +112,7 @@ sys.exit(7)
 @pytest.mark.cases("case-B1")
 @pytest.mark.parametrize("backend", ["file", "hosted"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_workers_that_fail_because_a_node_was_lost_use_up_no_budget(
+def test_worker_failures_caused_by_a_lost_node_use_no_budget(
     fleet: Fleet, backend: str, rank: int
 ) -> None:
     (fleet.folder / "talk.py").write_text(TALKING_WORKER, encoding="utf-8")
@@ -135,9 +135,7 @@ def test_workers_that_fail_because_a_node_was_lost_use_up_no_budget(
 
 
 @pytest.mark.parametrize("backend", ["file", "hosted"])
-def test_a_failure_that_is_nobodys_loss_ends_the_run_when_all_have_come(
-    fleet: Fleet, backend: str
-) -> None:
+def test_worker_failure_without_a_lost_node_ends_the_run(fleet: Fleet, backend: str) -> None:
     script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n"
     (fleet.folder / "fails.py").write_text(script, encoding="utf-8")
     where = [f"--endpoint={fleet.folder / 'job'}", "--backend=file"]

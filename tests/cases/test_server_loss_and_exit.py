@@ -43,7 +43,7 @@ def _serve(fleet: Fleet, name: str, where: str) -> Process:
 
 
 @pytest.mark.cases("case-D1")
-def test_a_server_that_is_killed_and_started_again_costs_no_worker(fleet: Fleet) -> None:
+def test_restarting_a_killed_server_costs_no_worker(fleet: Fleet) -> None:
     where = endpoint()
     server = _serve(fleet, "server0", where)
     options = ["--nnodes=3", f"--endpoint={where}", "--run-id=d1"]
@@ -104,7 +104,7 @@ def _judge(nodes: list[SteadyNode], seats: Sequence[object]) -> None:
 
 
 @pytest.mark.cases("case-D2")
-def test_the_hosts_node_finishes_first(fleet: Fleet) -> None:
+def test_server_stays_when_its_node_finishes_first(fleet: Fleet) -> None:
     options = ["--nnodes=2:3", f"--endpoint={endpoint()}", "--run-id=d2", "--target-nodes=2"]
     stops = [fleet.folder / f"stop{i}" for i in range(2)]
     host = fleet.agent("host", *options, "worker.py", str(stops[0]))
@@ -132,7 +132,7 @@ def _wait_for_server(fleet: Fleet) -> list[psutil.Process]:
 
 
 @pytest.mark.cases("case-D4")
-def test_a_normal_run_of_eight_is_silent_on_stderr(fleet: Fleet) -> None:
+def test_normal_run_of_eight_nodes_is_silent_on_stderr(fleet: Fleet) -> None:
     (fleet.folder / "meet.py").write_text(MEETING_WORKER, encoding="utf-8")
     options = ["--nnodes=8", f"--endpoint={endpoint()}", "--run-id=d4", "meet.py"]
     agents = [fleet.rallypoint(f"node{i}", "run", *options) for i in range(8)]

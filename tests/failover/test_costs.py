@@ -1,6 +1,6 @@
 """What a round costs where the state is on an engine: one write a batch, not one a node.
 
-`python -m tests.takeover.test_costs` prints the figures of docs/high-availability.md: a round
+`python -m tests.failover.test_costs` prints the figures of docs/high-availability.md: a round
 of 1,000 nodes in memory, on one etcd member and on three, and on Redis.
 """
 
@@ -82,9 +82,7 @@ async def connect(swarm: Swarm, port: int) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [10, 1000])
-def test_a_round_takes_as_many_writes_as_it_has_batches(
-    engine: Counting, server: InTurn, size: int
-) -> None:
+def test_round_writes_once_per_batch(engine: Counting, server: InTurn, size: int) -> None:
     """While the first batch is being written all nodes come: they share the second one."""
     raise_file_limit()
     inner = server.leads()

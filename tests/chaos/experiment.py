@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import psutil
-from tests.chaos import records, trials
+from tests.chaos import records, server_limits
 from tests.chaos.plans import ENDS_AGENT, GRACE_SECONDS, LEASE_SECONDS, Act, Do, Kind, Plan
 from tests.integration.harness import LOOPBACK, Fleet, Process, Proxy, free_port
 
@@ -65,7 +65,7 @@ class Node(NamedTuple):
     cable: Proxy | None
 
 
-class Arena:
+class Experiment:
     """One run of agents.
 
     Args:
@@ -134,10 +134,10 @@ class Arena:
         if self._durable:
             argv.append(f"--data-dir={self.fleet.folder / 'data'}")
         if self.plan.kind is Kind.MEMORY:
-            argv += trials.MEMORY_OPTIONS
+            argv += server_limits.MEMORY_OPTIONS
         limits = {
-            Kind.DESCRIPTORS: f"ulimit -n {trials.DESCRIPTORS}",
-            Kind.MEMORY: f"ulimit -v {trials.ADDRESS_SPACE_KIB}",
+            Kind.DESCRIPTORS: f"ulimit -n {server_limits.DESCRIPTORS}",
+            Kind.MEMORY: f"ulimit -v {server_limits.ADDRESS_SPACE_KIB}",
         }
         if limit := limits.get(self.plan.kind):
             argv = ["sh", "-c", f'{limit}; exec "$@"', "sh", *argv]
@@ -237,9 +237,9 @@ class Arena:
         if server is None:
             return
         if self.plan.kind is Kind.DESCRIPTORS:
-            self.wrong += trials.use_up_descriptors(self._port)
+            self.wrong += server_limits.use_up_descriptors(self._port)
         else:
-            self.wrong += trials.give_big_values(self._port, psutil.Process(server.pid))
+            self.wrong += server_limits.give_big_values(self._port, psutil.Process(server.pid))
         if {life.number for life in self._at_work()} != before:
             self.wrong.append("members did not work on in their round while the server was full")
         self._start_another()
@@ -341,16 +341,16 @@ def run_agents(plan: Plan, folder: Path, durable: bool) -> Outcome:
     began = time.monotonic()
     outcome = Outcome(plan)
     with Fleet(folder) as fleet:
-        arena = Arena(plan, fleet, durable)
+        experiment = Experiment(plan, fleet, durable)
         try:
-            arena.run()
+            experiment.run()
         except AssertionError as error:
-            arena.wrong.append(str(error))
+            experiment.wrong.append(str(error))
         finally:
-            arena.close()
-        outcome.wrong = arena.wrong
-        if arena.wrong:
+            experiment.close()
+        outcome.wrong = experiment.wrong
+        if experiment.wrong:
             outcome.told = "\n".join(process.shown() for process in fleet.processes)
     outcome.seconds = time.monotonic() - began
-    outcome.seen = f"{arena.rounds()} rounds"
+    outcome.seen = f"{experiment.rounds()} rounds"
     return outcome

@@ -49,7 +49,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_worker_that_hangs_is_shown_and_the_round_begun_anew(fleet: Fleet) -> None:
+def test_hanging_worker_is_reported_and_a_new_round_starts(fleet: Fleet) -> None:
     (fleet.folder / "hangs.py").write_text(HANGS_ONCE, encoding="utf-8")
     argv = ["--standalone", "--max-restarts=1", "--hang-timeout=1", "--events=e.jsonl", "hangs.py"]
     agent = fleet.agent("node", *argv)
@@ -63,7 +63,7 @@ def test_a_worker_that_hangs_is_shown_and_the_round_begun_anew(fleet: Fleet) -> 
     fleet.all_gone()
 
 
-def test_events_tell_what_happened_in_order(fleet: Fleet) -> None:
+def test_event_log_is_in_order(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=told", "--target-nodes=2"]
     first = fleet.agent("first", *options, "--events=first.jsonl")
@@ -83,7 +83,7 @@ def test_events_tell_what_happened_in_order(fleet: Fleet) -> None:
     assert told[-1]["data"]["code"] == 143
 
 
-def test_h1_a_node_that_is_not_well_takes_no_seat(fleet: Fleet) -> None:
+def test_h1_unhealthy_node_takes_no_seat(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=h1", "--last-call=0.1"]
     sick = fleet.agent(
@@ -99,9 +99,7 @@ def test_h1_a_node_that_is_not_well_takes_no_seat(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_h1_a_check_that_is_under_way_ends_with_its_agent(
-    fleet: Fleet, number: signal.Signals
-) -> None:
+def test_running_health_check_ends_with_its_agent(fleet: Fleet, number: signal.Signals) -> None:
     agent = fleet.agent("node", "--standalone", "--health-check=echo up > up; sleep 600")
     until(lambda: (fleet.folder / "up").exists())
     agent.send(number)
@@ -127,7 +125,7 @@ def probe(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-def test_kubernetes_finds_a_waiting_node_alive_and_a_working_one_ready(fleet: Fleet) -> None:
+def test_waiting_node_is_live_and_working_node_is_ready(fleet: Fleet) -> None:
     port, where = free_port(), endpoint()
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=probed"]
     first = fleet.agent("first", *options, f"--health-port={port}")
@@ -142,7 +140,7 @@ def test_kubernetes_finds_a_waiting_node_alive_and_a_working_one_ready(fleet: Fl
     second.finished()
 
 
-def test_every_line_can_be_json(fleet: Fleet) -> None:
+def test_every_log_line_can_be_json(fleet: Fleet) -> None:
     (fleet.folder / "fails.py").write_text("print('x')\nraise ValueError('no')", encoding="utf-8")
     argv = ["--standalone", "--max-restarts=1", "--log-format=json", "fails.py"]
     agent = fleet.agent("node", *argv)
@@ -154,7 +152,7 @@ def test_every_line_can_be_json(fleet: Fleet) -> None:
     assert "ValueError: no" in report["text"]
 
 
-def test_on_a_terminal_one_line_changes(fleet: Fleet) -> None:
+def test_progress_on_a_terminal_updates_one_line(fleet: Fleet) -> None:
     near, far = pty.openpty()
     argv = ["run", "--nnodes=2", f"--endpoint={endpoint()}", "--run-id=live", "worker.py", "stop"]
     agent = subprocess.Popen(
@@ -187,7 +185,7 @@ def test_on_a_terminal_one_line_changes(fleet: Fleet) -> None:
     assert "\n" not in "".join(live), "and stays one line"
 
 
-def test_a_server_that_is_gone_holds_nobody_up_without_a_word(fleet: Fleet) -> None:
+def test_agents_say_that_the_server_is_gone(fleet: Fleet) -> None:
     server, where = fleet.server()
     options = ["--nnodes=1", f"--endpoint={where}", "--run-id=gone", "--close-timeout=4"]
     agent = fleet.agent("node", *options)
@@ -202,7 +200,7 @@ def test_a_server_that_is_gone_holds_nobody_up_without_a_word(fleet: Fleet) -> N
 
 
 @pytest.mark.cases("case-G2")
-def test_a_preempt_signal_is_told_to_all_nodes(fleet: Fleet) -> None:
+def test_preemption_signal_reaches_all_nodes(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=2", f"--endpoint={where}", "--run-id=preempt", "--preempt-signal=USR2"]
     agents = [fleet.agent(f"node{i}", *options) for i in range(2)]

@@ -1,8 +1,8 @@
 """Many faults from seeds, and what each cost: the table of docs/high-availability.md.
 
-    python -m tests.takeover.run --runs 50 --seed 0
+    python -m tests.failover.run --runs 50 --seed 0
 
-A run that breaks something ends all, with its kind and seed; the world's logs are kept then.
+A run that breaks something ends all, with its kind and seed; the testbed's logs are kept then.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engine_servers import EtcdServers
-from tests.takeover.world import FAULTS, Outcome, world_on
+from tests.failover.testbed import FAULTS, Outcome, testbed_on
 
 RUNS_OF_A_WORLD = 10
 
@@ -39,13 +39,13 @@ def run(kind: str, runs: int, seed: int, folder: Path) -> list[Outcome]:
     try:
         while len(outcomes) < runs:
             number = len(outcomes) // RUNS_OF_A_WORLD
-            place = folder / f"world{number}"
+            place = folder / f"testbed{number}"
             place.mkdir()
-            with world_on(etcd, place, f"world{number}") as world:
+            with testbed_on(etcd, place, f"testbed{number}") as testbed:
                 for _ in range(min(RUNS_OF_A_WORLD, runs - len(outcomes))):
                     at = seed + len(outcomes)
                     try:
-                        outcomes.append(world.run(FAULTS[kind], at))
+                        outcomes.append(testbed.run(FAULTS[kind], at))
                     except BaseException:
                         print(f"broken: {kind}, seed {at}, logs in {place}", flush=True)
                         raise
@@ -65,7 +65,7 @@ def main() -> None:
     began = time.monotonic()
     rows = []
     for kind in options.kind or FAULTS:
-        folder = Path(tempfile.mkdtemp(prefix="rallypoint-takeover-"))
+        folder = Path(tempfile.mkdtemp(prefix="rallypoint-failover-"))
         rows.append(row(kind, run(kind, options.runs, options.seed, folder)))
         shutil.rmtree(folder)
     print("\n| fault | runs | next one leads | call held up | node away | calls |")

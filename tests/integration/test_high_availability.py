@@ -45,7 +45,7 @@ def said(process: Process, words: str) -> bool:
     return any(words in line.text for line in process.err.lines)
 
 
-def test_a_wrong_password_ends_it_with_one_line(fleet: Fleet, etcd: EtcdServers) -> None:
+def test_wrong_password_ends_with_one_line(fleet: Fleet, etcd: EtcdServers) -> None:
     etcd.guard()
     url = etcd.url("jobs/x", credentials="worker:wrong")
     process, _ = serve(fleet, "server", url)
@@ -60,7 +60,7 @@ def test_a_wrong_password_ends_it_with_one_line(fleet: Fleet, etcd: EtcdServers)
     assert "w0rker" not in "".join(p.err.text + p.out.text for p in fleet.processes)
 
 
-def test_an_engine_that_goes_and_comes_back_loses_nothing(fleet: Fleet, etcd: EtcdServers) -> None:
+def test_nothing_is_lost_while_the_database_is_down(fleet: Fleet, etcd: EtcdServers) -> None:
     process, where = serve(fleet, "server", etcd.url("x"))
     with TCPStore(f"{where},{where}", timeout=LIMIT) as store:
         assert store.add("count", 1) == 1
@@ -75,7 +75,7 @@ def test_an_engine_that_goes_and_comes_back_loses_nothing(fleet: Fleet, etcd: Et
     assert process.is_running()
 
 
-def test_a_full_engine_refuses_and_goes_on_with_room(fleet: Fleet, etcd: EtcdServers) -> None:
+def test_full_database_refuses_writes_until_there_is_room(fleet: Fleet, etcd: EtcdServers) -> None:
     _, where = serve(fleet, "server", etcd.url("x"))
     with TCPStore(f"{where},{where}", timeout=LIMIT) as store, store.clone() as other:
         store.set("before", b"1")
@@ -91,9 +91,7 @@ def test_a_full_engine_refuses_and_goes_on_with_room(fleet: Fleet, etcd: EtcdSer
         assert sorted(store.list("")) == ["after", "before", "held"]
 
 
-def test_redis_takes_over_too_and_says_what_it_does_not_promise(
-    fleet: Fleet, redis_server: RedisServer
-) -> None:
+def test_failover_with_redis_states_its_limits(fleet: Fleet, redis_server: RedisServer) -> None:
     url = redis_server.url(uuid.uuid4().hex)
     servers = dict(serve(fleet, f"server{n}", url)[::-1] for n in range(2))
     with TCPStore(",".join(servers), timeout=LIMIT) as store:
@@ -113,7 +111,7 @@ def test_redis_takes_over_too_and_says_what_it_does_not_promise(
     assert len(notes) == 2
 
 
-def test_sigterm_makes_room_at_once_and_ends_well(fleet: Fleet, etcd: EtcdServers) -> None:
+def test_leader_stopped_by_sigterm_hands_over_at_once(fleet: Fleet, etcd: EtcdServers) -> None:
     servers = dict(serve(fleet, f"server{n}", etcd.url("x"))[::-1] for n in range(2))
     with TCPStore(",".join(servers), timeout=LIMIT) as store:
         assert store.add("count", 1) == 1
@@ -130,7 +128,7 @@ def test_sigterm_makes_room_at_once_and_ends_well(fleet: Fleet, etcd: EtcdServer
             store.close()
 
 
-def test_two_states_of_one_engine_are_apart(fleet: Fleet, etcd: EtcdServers) -> None:
+def test_state_is_separate_per_database_prefix(fleet: Fleet, etcd: EtcdServers) -> None:
     endpoints = [serve(fleet, f"server{n}", etcd.url(f"p{n}"))[1] for n in range(2)]
     stores = [TCPStore(f"{where},{where}", timeout=LIMIT) for where in endpoints]
     assert [store.add("count", 1) for store in stores] == [1, 1]

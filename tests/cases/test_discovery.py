@@ -114,7 +114,7 @@ def run_nodes(
 
 @pytest.mark.integration
 @pytest.mark.cases("case-A1")
-def test_an_alias_of_this_machine_is_hosted_by_exactly_one() -> None:
+def test_exactly_one_node_hosts_an_alias_of_this_machine() -> None:
     lines = run_nodes(3, f"127.0.0.2:{free_port('127.0.0.2')}")
     assert [line[:2] for line in lines] == [["0", "3"], ["1", "3"], ["2", "3"]]
     assert len({line[2] for line in lines}) == 1  # and it was reached, see NODE
@@ -123,7 +123,7 @@ def test_an_alias_of_this_machine_is_hosted_by_exactly_one() -> None:
 
 @pytest.mark.integration
 @pytest.mark.cases("case-A2")
-def test_without_a_name_service_the_round_forms(tmp_path: Path) -> None:
+def test_round_forms_without_dns(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import socket, time\n"
         "def nobody(*_):\n"
@@ -147,7 +147,7 @@ def test_without_a_name_service_the_round_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("case-A3")
-def test_within_5_seconds_it_says_that_nobody_listens(make: Make, port: int) -> None:
+def test_missing_server_is_reported_within_5_seconds(make: Make, port: int) -> None:
     said, texts = threading.Event(), list[str]()
 
     class Watching(logging.Handler):
@@ -178,7 +178,7 @@ def test_within_5_seconds_it_says_that_nobody_listens(make: Make, port: int) -> 
 
 
 @pytest.mark.cases("case-A4")
-def test_a_name_that_is_not_known_yet_is_asked_for_again(
+def test_unknown_host_name_is_resolved_again(
     make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, known_at, asked = socket.getaddrinfo, time.monotonic() + 1.5, []
@@ -198,7 +198,7 @@ def test_a_name_that_is_not_known_yet_is_asked_for_again(
 
 
 @pytest.mark.cases("case-A5")
-def test_any_order_of_starting_forms_also_with_the_host_last(make: Make) -> None:
+def test_round_forms_in_any_start_order(make: Make) -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     rng = random.Random(SEED)
     for turn in range(20):
@@ -217,7 +217,7 @@ def test_any_order_of_starting_forms_also_with_the_host_last(make: Make) -> None
 
 
 @pytest.mark.cases("case-A5")
-def test_twenty_agents_with_the_host_last(make: Make, port: int) -> None:
+def test_twenty_agents_form_a_round_with_the_host_last(make: Make, port: int) -> None:
     others = [make(f"127.0.0.1:{port}", 20, 20, is_host=False) for _ in range(19)]
     infos = join(others)
     with pytest.raises(TimeoutError):
@@ -227,7 +227,7 @@ def test_twenty_agents_with_the_host_last(make: Make, port: int) -> None:
 
 
 @pytest.mark.cases("case-A6")
-def test_a_dead_ipv6_address_does_not_hide_a_live_ipv4_one(
+def test_dead_ipv6_address_does_not_hide_a_live_ipv4_address(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
@@ -245,7 +245,7 @@ def test_a_dead_ipv6_address_does_not_hide_a_live_ipv4_one(
 
 
 @pytest.mark.cases("case-A7")
-def test_nodes_that_meet_only_themselves_do_not_start(make: Make) -> None:
+def test_nodes_that_meet_only_themselves_start_no_workers(make: Make) -> None:
     size = 3
     handlers = [
         make(f"localhost:{free_port('127.0.0.1')}", size, size, join=1.0, is_host=True)
@@ -257,7 +257,7 @@ def test_nodes_that_meet_only_themselves_do_not_start(make: Make) -> None:
 
 
 @pytest.mark.cases("case-A8")
-def test_equal_host_names_are_three_members(
+def test_nodes_with_equal_host_names_are_separate_members(
     make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost.localdomain")
@@ -267,7 +267,7 @@ def test_equal_host_names_are_three_members(
 
 
 @pytest.mark.cases("case-A9")
-def test_a_taken_port_is_named_and_port_0_finds_a_free_one(make: Make, port: int) -> None:
+def test_used_port_is_named_and_port_0_picks_a_free_one(make: Make, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(OSError, match=f"127.0.0.1:{port}: Address already in use") as caught:
             EmbeddedServer("127.0.0.1", port, Options())
@@ -282,7 +282,7 @@ def test_a_taken_port_is_named_and_port_0_finds_a_free_one(make: Make, port: int
 
 
 @pytest.mark.cases("case-A10")
-def test_a_second_run_on_the_same_port_is_apart(make: Make, server: EmbeddedServer) -> None:
+def test_second_run_on_the_same_port_is_separate(make: Make, server: EmbeddedServer) -> None:
     where = f"127.0.0.1:{server.port}"
     one = [make(where, 2, 2, "one") for _ in range(2)]
     two = [make(where, 2, 2, "two") for _ in range(2)]
@@ -300,7 +300,7 @@ def test_a_second_run_on_the_same_port_is_apart(make: Make, server: EmbeddedServ
 
 
 @pytest.mark.cases("case-A10")
-def test_another_token_or_version_is_refused_with_a_reason(
+def test_other_token_or_version_is_refused_with_a_reason(
     make: Make, serve: Callable[..., EmbeddedServer]
 ) -> None:
     server = serve(token=b"of-the-first")

@@ -3,7 +3,7 @@
 Eight clients, each a process, count on one server, each through a proxy of its own that resets
 its connections a hundred times while calls are under way; meanwhile a call waits in each.
 
-    RALLYPOINT_FULL=1 pytest -s tests/integration/test_cuts.py      # 100,000 times each
+    RALLYPOINT_FULL=1 pytest -s tests/integration/test_disconnects.py      # 100,000 times each
 """
 
 import os
@@ -38,7 +38,7 @@ def _fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
-def test_every_add_counts_once_and_waits_go_on(fleet: Fleet) -> None:
+def test_every_add_counts_once_and_waits_continue(fleet: Fleet) -> None:
     _server, where = fleet.server()
     port = where.rpartition(":")[2]
     began = time.monotonic()

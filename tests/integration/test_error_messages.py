@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
-from tests.integration.nodes import Cluster
+from tests.integration.cluster import Cluster
 from tests.test_errors import own_classes
 
 from rallypoint import errors
@@ -178,14 +178,14 @@ ABSTRACT = {errors.RallypointError, errors.RendezvousError, errors.StoreError}
 ELSEWHERE: dict[str, str] = {}  # class -> the test that provokes it
 
 
-def test_every_public_error_is_here() -> None:
+def test_every_public_error_is_in_the_module() -> None:
     public = set(own_classes().values()) - ABSTRACT
     known = {kind for kind in public if kind in WORDS or kind.__name__ in ELSEWHERE}
     assert public == known, f"not provoked: {sorted(kind.__name__ for kind in public - known)}"
 
 
 @pytest.mark.parametrize("kind", list(WORDS), ids=lambda kind: kind.__name__)
-def test_its_words_say_what_one_needs(kind: type[errors.RallypointError]) -> None:
+def test_error_messages_name_value_and_fix(kind: type[errors.RallypointError]) -> None:
     provoke, words = WORDS[kind]
     with Cluster() as cluster:
         with pytest.raises(kind) as failure:

@@ -1,6 +1,6 @@
 """Writers of one FileStore, killed and stopped at any moment, in mid-write above all.
 
-    python tests/chaos/writers.py FOLDER SEED WRITERS
+    python tests/chaos/file_store_writers.py FOLDER SEED WRITERS
 
 Each writer notes in a log of its own what it is about to do and what was acknowledged. At the
 end a fresh reader must find every acknowledged write, at most those others that were under way

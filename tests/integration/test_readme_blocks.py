@@ -148,13 +148,13 @@ README: dict[str, Try] = {  # how a block begins -> how it is tried
 }
 
 
-def test_every_block_of_readme_has_its_try() -> None:
+def test_every_readme_block_is_tested() -> None:
     for block in indented(ROOT / "README.md"):
         assert any(block.startswith(start) for start in README), f"say how to try:\n{block}"
 
 
 @pytest.mark.parametrize("start", README)
-def test_a_block_of_readme_does_what_it_says(start: str, tmp_path: Path) -> None:
+def test_readme_block_works(start: str, tmp_path: Path) -> None:
     found = [block for block in indented(ROOT / "README.md") if block.startswith(start)]
     for block in found:
         README[start](block, tmp_path)

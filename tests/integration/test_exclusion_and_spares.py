@@ -38,7 +38,7 @@ def order(fleet: Fleet, where: str, *argv: str) -> Process:
                             f"--endpoint={where}", *rest)  # fmt: skip
 
 
-def test_a_spare_takes_the_seat_of_a_lost_node_and_the_last_one_goes_home(fleet: Fleet) -> None:
+def test_spare_replaces_a_lost_node_and_unused_spare_ends(fleet: Fleet) -> None:
     _server, where = fleet.server()
     one, two = (agent(fleet, where, name, "--nnodes=2") for name in ("one", "two"))
     before = [process.round(2) for process in (one, two)]
@@ -57,7 +57,7 @@ def test_a_spare_takes_the_seat_of_a_lost_node_and_the_last_one_goes_home(fleet:
     assert "rank" not in late.out.text
 
 
-def test_i1_of_two_nodes_with_one_slot_the_newer_stays_and_the_other_ends(fleet: Fleet) -> None:
+def test_i1_newer_node_replaces_the_older_one_in_its_slot(fleet: Fleet) -> None:
     _server, where = fleet.server()
     one = agent(fleet, where, "one", "--nnodes=1:2", "--slot=a")
     one.expect("rank 0 of 1")
@@ -69,7 +69,7 @@ def test_i1_of_two_nodes_with_one_slot_the_newer_stays_and_the_other_ends(fleet:
     two.finished(LIMIT_SECONDS)
 
 
-def test_h1_a_node_is_kept_out_by_command_and_let_in_again(fleet: Fleet) -> None:
+def test_h1_node_is_excluded_and_admitted_by_command(fleet: Fleet) -> None:
     _server, where = fleet.server()
     one, two = (agent(fleet, where, name, "--nnodes=1:2") for name in ("one", "two"))
     before = one.round(2)
@@ -92,7 +92,7 @@ def test_h1_a_node_is_kept_out_by_command_and_let_in_again(fleet: Fleet) -> None
         process.finished(LIMIT_SECONDS)
 
 
-def test_h1_a_node_whose_workers_fail_again_and_again_is_kept_out(fleet: Fleet) -> None:
+def test_h1_node_with_repeated_failures_is_excluded(fleet: Fleet) -> None:
     script = fleet.folder / "failing.py"
     script.write_text(FAILING, encoding="utf-8")
     _server, where = fleet.server()
