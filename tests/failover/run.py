@@ -2,7 +2,7 @@
 
     python -m tests.failover.run --runs 50 --seed 0
 
-A run that breaks something ends all, with its kind and seed; the testbed's logs are kept then.
+A run that breaks something ends all, with its kind and seed; the servers' logs are kept then.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engine_servers import EtcdServers
-from tests.failover.testbed import FAULTS, Outcome, testbed_on
+from tests.failover.server_pair import FAULTS, Outcome, pair_on
 
-RUNS_OF_A_WORLD = 10
+RUNS_OF_A_PAIR = 10
 
 
 def row(kind: str, outcomes: Sequence[Outcome]) -> str:
@@ -38,14 +38,14 @@ def run(kind: str, runs: int, seed: int, folder: Path) -> list[Outcome]:
     etcd = EtcdServers(3).start()
     try:
         while len(outcomes) < runs:
-            number = len(outcomes) // RUNS_OF_A_WORLD
-            place = folder / f"testbed{number}"
+            number = len(outcomes) // RUNS_OF_A_PAIR
+            place = folder / f"run{number}"
             place.mkdir()
-            with testbed_on(etcd, place, f"testbed{number}") as testbed:
-                for _ in range(min(RUNS_OF_A_WORLD, runs - len(outcomes))):
+            with pair_on(etcd, place, f"run{number}") as pair:
+                for _ in range(min(RUNS_OF_A_PAIR, runs - len(outcomes))):
                     at = seed + len(outcomes)
                     try:
-                        outcomes.append(testbed.run(FAULTS[kind], at))
+                        outcomes.append(pair.run(FAULTS[kind], at))
                     except BaseException:
                         print(f"broken: {kind}, seed {at}, logs in {place}", flush=True)
                         raise

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.engine_servers import EtcdServers
-from tests.failover.testbed import FAULTS, Testbed, kill_leader, testbed_on
+from tests.failover.server_pair import FAULTS, ServerPair, kill_leader, pair_on
 
 from rallypoint.deadline import Deadline
 from rallypoint.rendezvous.client.coordinator import create_handler
@@ -29,20 +29,20 @@ SERVED_SECONDS = {
 }
 
 
-@pytest.fixture(name="testbed", scope="module")
-def _world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+@pytest.fixture(name="pair", scope="module")
+def _pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
     etcd = EtcdServers(3).start()
     try:
-        with testbed_on(etcd, tmp_path_factory.mktemp("testbed"), "failover") as testbed:
-            yield testbed
+        with pair_on(etcd, tmp_path_factory.mktemp("pair"), "failover") as pair:
+            yield pair
     finally:
         etcd.stop()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", FAULTS)
-def test_job_continues(testbed: Testbed, kind: str, seed: int) -> None:
-    outcome = testbed.run(FAULTS[kind], seed)
+def test_job_continues(pair: ServerPair, kind: str, seed: int) -> None:
+    outcome = pair.run(FAULTS[kind], seed)
     assert outcome.calls > 10
     if kind != "kill the etcd leader":
         assert outcome.led is not None
@@ -51,11 +51,11 @@ def test_job_continues(testbed: Testbed, kind: str, seed: int) -> None:
     assert outcome.node < SERVED_SECONDS[kind] + SLACK_SECONDS
 
 
-def test_next_leader_continues_a_gathering_round(testbed: Testbed) -> None:
+def test_next_leader_continues_a_gathering_round(pair: ServerPair) -> None:
     config = {"join": 60, "close": 5}
     handlers = [
         create_handler(
-            RendezvousParameters("core", testbed.endpoint, "gathering", 3, 3, config=dict(config))
+            RendezvousParameters("core", pair.endpoint, "gathering", 3, 3, config=dict(config))
         )
         for _ in range(3)
     ]
@@ -64,7 +64,7 @@ def test_next_leader_continues_a_gathering_round(testbed: Testbed) -> None:
     while len(handlers[0].report().members) < 2:
         assert not deadline.expired()
         threading.Event().wait(0.05)
-    kill_leader(testbed, testbed.leader(), random.Random(0))
+    kill_leader(pair, pair.leader(), random.Random(0))
     joins.append(in_thread(handlers[2].next_rendezvous))
     assert sorted(join.result(60).rank for join in joins) == [0, 1, 2]
     assert {handler.round for handler in handlers} == {1}

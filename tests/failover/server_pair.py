@@ -5,7 +5,7 @@ the store that call all the time and write down what they asked and got. A fault
 leading server or to etcd; then the clients must be served again, the round and its workers must
 be what they were, and some order of all calls must explain their results (linearizability).
 
-A testbed outlives its faults: each is one run, with its own seed.
+The pair outlives its faults: each is one run, with its own seed.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ class Client(threading.Thread):
             raise self.failure
 
 
-class Testbed:
+class ServerPair:
     """The servers, the job, and the faults."""
 
     def __init__(self, folder: Path, etcd: EtcdServers, prefix: str) -> None:
@@ -191,7 +191,9 @@ class Testbed:
             port = store.target.route.leader[1]
         return next(s for s in self.servers if s.endpoint.endswith(f":{port}"))
 
-    def run(self, fault: Callable[["Testbed", Server, random.Random], None], seed: int) -> Outcome:
+    def run(
+        self, fault: Callable[["ServerPair", Server, random.Random], None], seed: int
+    ) -> Outcome:
         """Do a fault while the job goes on, and check everything after it."""
         self.runs += 1
         rng, leader = random.Random(seed), self.leader()
@@ -243,46 +245,46 @@ class Testbed:
 # -- the faults -------------------------------------------------------------------------------
 
 
-def kill_leader(testbed: Testbed, leader: Server, rng: random.Random) -> None:
+def kill_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
     """kill -9 the leading server; it is started again once another one leads."""
     at = leader.process.kill()
-    _wait_for_next(testbed, leader, at)
+    _wait_for_next(pair, leader, at)
     leader.start()
 
 
-def kill_etcd_leader(testbed: Testbed, leader: Server, rng: random.Random) -> None:
+def kill_etcd_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
     """kill -9 the member that leads etcd; it comes back after a while."""
-    member = testbed.etcd.members[testbed.etcd.leader()]
+    member = pair.etcd.members[pair.etcd.leader()]
     member.kill()
     threading.Event().wait(rng.uniform(2.0, 4.0))
     member.start()
 
 
 def pause_leader(
-    testbed: Testbed, leader: Server, rng: random.Random, seconds: float = 10.0
+    pair: ServerPair, leader: Server, rng: random.Random, seconds: float = 10.0
 ) -> None:
     """Stop the leading server for so long, then let it go on as if nothing had been."""
     at = leader.process.send(signal.SIGSTOP)
     try:
-        _wait_for_next(testbed, leader, at)
+        _wait_for_next(pair, leader, at)
         threading.Event().wait(max(0.0, at + seconds - time.monotonic()))
     finally:
         leader.process.send(signal.SIGCONT)
 
 
-def part_leader(testbed: Testbed, leader: Server, rng: random.Random) -> None:
+def part_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
     """Cut the leading server off from etcd, but not from its clients; mend it later."""
     at = time.monotonic()
     leader.part(silent=True)
     try:
-        _wait_for_next(testbed, leader, at)
+        _wait_for_next(pair, leader, at)
         threading.Event().wait(rng.uniform(0.0, 3.0))
     finally:
         leader.part(silent=False)
 
 
-def _wait_for_next(testbed: Testbed, leader: Server, at: float) -> None:
-    other = next(server for server in testbed.servers if server is not leader)
+def _wait_for_next(pair: ServerPair, leader: Server, at: float) -> None:
+    other = next(server for server in pair.servers if server is not leader)
     deadline = Deadline(LIMIT_SECONDS)
     while other.leads(at) is None:
         assert not deadline.expired(), other.process.shown()
@@ -298,10 +300,10 @@ FAULTS = {
 
 
 @contextlib.contextmanager
-def testbed_on(etcd: EtcdServers, folder: Path, prefix: str) -> Iterator[Testbed]:
-    """Run a testbed."""
-    testbed = Testbed(folder, etcd, prefix)
+def pair_on(etcd: EtcdServers, folder: Path, prefix: str) -> Iterator[ServerPair]:
+    """Run a pair of servers and its job."""
+    pair = ServerPair(folder, etcd, prefix)
     try:
-        yield testbed
+        yield pair
     finally:
-        testbed.close()
+        pair.close()
