@@ -77,3 +77,8 @@ def test_no_bytes_raise_anything_else(cut: int, noise: bytes) -> None:
         except RendezvousStateError:
             continue
         assert decode(encode(state)) == state
+
+
+def test_refused_state_is_quoted_by_its_first_8_bytes() -> None:
+    with pytest.raises(RendezvousStateError, match="begins with b'12345678', expected"):
+        decode(b"123456789")

@@ -78,3 +78,11 @@ def test_what_the_variables_do_not_say_is_left_out() -> None:
         "run_id": "digits-0",
     }
     assert read({"JOB_COMPLETION_INDEX": "1"}) == {"node_rank": 1, "slot": "/1"}
+
+
+@pytest.mark.parametrize("port", ["", "http"])
+def test_kubeflow_without_a_port_uses_the_default(port: str) -> None:
+    env = {"PET_MASTER_ADDR": "digits-node-0-0.digits", "PET_MASTER_PORT": port}
+    found = read(env | {"PET_NODE_RANK": "1"})
+    assert found is not None
+    assert found["endpoint"] == "digits-node-0-0.digits:29400"

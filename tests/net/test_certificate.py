@@ -51,3 +51,35 @@ def test_bytes_that_are_none_are_a_value_error(tmp_path: Path) -> None:
             ends(bytes(broken))
         except ValueError:
             continue
+
+
+def field(tag: int, content: bytes) -> bytes:
+    return bytes([tag, len(content)]) + content
+
+
+def certificate(end: bytes) -> bytes:
+    """Make as much of a certificate as `ends` reads; three empty fields come before the dates."""
+    validity = field(0x30, field(0x17, b"200101000000Z") + end)
+    return field(0x30, field(0x30, field(0x05, b"") * 3 + validity))
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (field(0x17, b"491231235959Z"), "2049-12-31 23:59:59"),
+        (field(0x17, b"500101000000Z"), "1950-01-01 00:00:00"),
+        (field(0x18, b"20500101000000Z"), "2050-01-01 00:00:00"),
+    ],
+)
+def test_two_digit_years_below_50_are_in_this_century(end: bytes, expected: str) -> None:
+    assert ends(certificate(end)) == expected
+
+
+def test_other_der_is_refused() -> None:
+    der = certificate(field(0x17, b"491231235959Z"))
+    with pytest.raises(ValueError, match="no certificate"):
+        ends(b"\x31" + der[1:])
+    with pytest.raises(ValueError, match="without an end"):
+        ends(certificate(field(0x05, b"491231235959Z")))
+    with pytest.raises(ValueError, match="cut short"):
+        ends(field(0x30, field(0x30, field(0x05, b""))))

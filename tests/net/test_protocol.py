@@ -58,8 +58,9 @@ def test_a_proof_depends_on_everything() -> None:
         p.proof(b"token", b"client", change(nonce=b"m" * 16), b"s" * 16),
         p.proof(b"token", b"client", change(client=b"clienT"), b"s" * 16),
         p.proof(b"token", b"client", change(run="runc", client=b"lient"), b"s" * 16),
+        p.proof(b"token", b"client", change(worker=True), b"s" * 16),
     }
-    assert len(proofs) == 8
+    assert len(proofs) == 9
 
 
 @pytest.mark.parametrize("run", ["", "job-7", "j\u00e4hrlich", "a b/c.d", "x" * 256])

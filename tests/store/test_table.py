@@ -253,3 +253,15 @@ def test_values_of_queues_have_numbers_that_never_come_again(table: Table) -> No
     first = numbers()
     assert first is not None
     assert first.start > 4
+
+
+def test_entry_of_a_plain_value_has_number_0(table: Table) -> None:
+    assert table.entry("v") == (1, b"1", 0)
+
+
+def test_add_reaches_both_ends_of_64_bits(table: Table) -> None:
+    for end, step in ((INT_MAX, 1), (INT_MIN, -1)):
+        do(table, p.Set("v", b"0"))
+        assert do(table, p.Add("v", end)) == end
+        with pytest.raises(StoreValueError, match="beyond 64 bits"):
+            do(table, p.Add("v", step))

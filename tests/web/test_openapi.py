@@ -21,3 +21,12 @@ def test_every_route_of_the_api_is_described() -> None:
     }
     api = {path for path in routes if path.startswith("/api/")}
     assert api - {"/api/v1/openapi.json"} == set(document()["paths"])
+
+
+def test_routes_with_parameters_have_their_errors() -> None:
+    operations = [
+        methods["get"] for path, methods in document()["paths"].items() if path != "/api/v1/events"
+    ]
+    assert {"parameters" in operation for operation in operations} == {True, False}
+    for operation in operations:
+        assert ({"404", "503"} <= set(operation["responses"])) == ("parameters" in operation)

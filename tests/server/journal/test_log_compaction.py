@@ -136,3 +136,28 @@ def test_packing(size: int) -> None:
 def test_what_is_not_ours_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(JournalCorruptError, match="segment 7"):
         unpack("segment 7", data)
+
+
+@pytest.mark.parametrize(("size", "head"), [(-1, b"rpl1:"), (0, b"rpl1z:")])
+def test_only_large_segments_are_compressed(size: int, head: bytes) -> None:
+    names = 6  # bytes for the table, the name and the length
+    assert pack({"a": bytes(module.PACKED_BYTES - names + size)}).startswith(head)
+
+
+def test_cleaning_carries_little_but_always_takes_a_segment() -> None:
+    segments = Segments()
+    for number in range(1, module.MOST_SEGMENTS + 2):
+        segments.add(number, {f"key{number}": bytes(module.CARRIED_BYTES // 4)})
+    chosen = segments.victims()
+    assert len(chosen) == 3
+    assert chosen == segments.to_read(chosen)
+
+
+def test_cleaning_takes_a_bounded_number_of_segments() -> None:
+    segments, last = Segments(), module.MOST_SEGMENTS + 12
+    for number in range(1, last):
+        segments.add(number, {f"key{number}": b"v"})
+    segments.add(last, {f"key{number}": b"v" for number in range(1, 11)})
+    chosen = segments.victims()
+    assert len(chosen) == len(set(chosen)) == module.VICTIMS
+    assert set(range(1, 11)) <= set(chosen)

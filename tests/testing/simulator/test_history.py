@@ -65,3 +65,12 @@ def test_the_other_calls_are_known() -> None:
 def test_orders_that_come_to_the_same_are_looked_at_once() -> None:
     doubts = [Call("c", SET_A, 0.0) for _ in range(12)]  # 12! orders, and as many outcomes as 2
     assert not is_linearizable([*doubts, call(1, 2, READ, b"c")])
+
+
+def test_append_and_pop_replace_values_of_another_kind() -> None:
+    push, pop = p.QueuePush("k", b"x"), p.QueuePop("k", 1.0)
+    assert explain([call(0, 1, p.Append("k", b"a"), None), call(2, 3, READ, b"a")]) == ""
+    calls = [call(0, 1, push, None), call(2, 3, p.Append("k", b"a"), None), call(4, 5, READ, b"a")]
+    assert explain(calls) == ""
+    assert explain([call(0, 1, SET_A, None), call(2, 3, pop, b"a")])
+    assert explain([call(0, 1, push, None), call(2, 3, pop, b"x"), call(4, 5, pop, b"x")])
