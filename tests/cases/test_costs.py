@@ -22,10 +22,9 @@ from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.server.server import Server
+from rallypoint.server.server import Server, raise_file_limit
 
 SIZES = [10, 100, 1_000, *([10_000] if os.environ.get("RALLYPOINT_NIGHTLY") else [])]
 LIMIT_SECONDS = 60.0

@@ -167,7 +167,7 @@ def proved_anew(server: Server) -> int:
     """Return how many nodes are connected, by the one token that the server has now."""
     (key,) = server.keyring.keys
     who = key.rights().who
-    sessions: Any = server.runs["run"].sessions.values()
+    sessions: Any = server.runs["run"].connections.values()
     return sum(session.rights.who == who for session in sessions)
 
 
@@ -281,7 +281,7 @@ def test_recorded_proofs_are_useless_on_other_connections(serve: Serve) -> None:
 def test_nothing_is_reachable_without_a_token(serve: Serve, said: tuple[bytes, ...]) -> None:
     server = serve(token=b"secret")
     assert p.GOODBYE_TOKEN.encode() in (end := end_of(server.port, *said)) or b"protocol" in end
-    assert server.call(lambda s: (len(s.spaces), len(s.runs)), Deadline(5)) == (0, 0)
+    assert server.call(lambda s: (len(s.stores), len(s.runs)), Deadline(5)) == (0, 0)
 
 
 @pytest.mark.integration
@@ -303,7 +303,7 @@ def test_flood_of_strangers_does_not_disturb_members(serve: Serve, make: Make) -
             held.pop(0).close()
     with TCPStore("127.0.0.1", server.port, run="run", token="secret") as store:
         store.set("key", b"x")
-    pending = server.call(lambda s: len(s.gate._pending), Deadline(5))
+    pending = server.call(lambda s: len(s.connection_limits._pending), Deadline(5))
     for sock in held:
         sock.close()
     assert pending <= 200

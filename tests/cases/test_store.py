@@ -24,8 +24,8 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
-from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
+from rallypoint.server.server import raise_file_limit
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 

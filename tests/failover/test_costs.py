@@ -20,10 +20,10 @@ from tests.server.in_turn import InTurn
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Commit, Engine, Entry
 from rallypoint.engines.registry import open_engine
-from rallypoint.server.connection_limits import raise_file_limit
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
+from rallypoint.server.server import raise_file_limit
 from rallypoint.testing.memory_engine import MemoryEngine
 
 LIMIT = 60.0
@@ -86,11 +86,11 @@ def test_round_writes_once_per_batch(engine: Counting, server: InTurn, size: int
     """While the first batch is being written all nodes come: they share the second one."""
     raise_file_limit()
     inner = server.leads()
-    assert inner.keeper is not None
-    scribe = inner.keeper.scribe
-    while not scribe.is_resting:  # it writes what format it has
+    assert inner.persistence is not None
+    group_commit = inner.persistence.group_commit
+    while not group_commit.is_resting:  # it writes what format it has
         time.sleep(0.005)
-    before, commits, requests = engine.writes[0], scribe.commits, inner.requests
+    before, commits, requests = engine.writes[0], group_commit.commits, inner.requests
 
     async def form() -> tuple[int, int]:
         swarm = Swarm(size, "costs")
@@ -100,7 +100,7 @@ def test_round_writes_once_per_batch(engine: Counting, server: InTurn, size: int
             await asyncio.sleep(0.005)
         engine.open.set()
         await swarm.form()
-        spent = engine.writes[0] - before, scribe.commits - commits
+        spent = engine.writes[0] - before, group_commit.commits - commits
         for node in swarm.nodes:
             node.transport.abort()
         return spent
@@ -137,14 +137,14 @@ def on_engine(engine: Engine, size: int, times: int) -> tuple[float, int]:
     """Return the seconds of the best of several rounds, and the median of their commits."""
     server = InTurn(engine, "a", LIMIT)
     inner = server.leads()
-    assert inner.keeper is not None
-    port, scribe = int(server.where.rpartition(":")[2]), inner.keeper.scribe
+    assert inner.persistence is not None
+    port, group_commit = int(server.where.rpartition(":")[2]), inner.persistence.group_commit
     took, commits = [], []
     with asyncio.Runner() as runner:
         for number in range(times):
-            before = scribe.commits
+            before = group_commit.commits
             took.append(runner.run(form(Swarm(size, f"e{number}"), port)))
-            commits.append(scribe.commits - before)
+            commits.append(group_commit.commits - before)
     server.stop()
     return min(took), int(statistics.median(commits))
 

@@ -21,7 +21,7 @@ from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options
-from rallypoint.server.peer_credentials import Owners, Told
+from rallypoint.server.peer_credentials import PeerCredentials, Told
 from rallypoint.server.server import Server
 
 LIMITS = {
@@ -117,7 +117,7 @@ class ServerTarget:
         self._loop.set_exception_handler(lambda _loop, context: self.failures.append(context))
         self._member, self._transport = self._proved("member", b"member")
         self._owners = ChanceOwners(rng)
-        self.server.owners = cast(Owners, self._owners)
+        self.server.peer_credentials = cast(PeerCredentials, self._owners)
         self.executions = 0
 
     def _connection(self) -> tuple[Connection, NullTransport]:
@@ -175,12 +175,12 @@ class ServerTarget:
         self._member.data_received(p.frame(wire.Beat()))
         assert self._transport.last == p.frame(wire.Beat()), "the member was not answered"
         assert len(self.server.connections) == 1
-        assert len(self.server.spaces) <= LIMITS["runs_limit"]
-        for space in self.server.spaces.values():
-            peers = {client.peer for client in space.clients.values()} - {None}
+        assert len(self.server.stores) <= LIMITS["runs_limit"]
+        for store in self.server.stores.values():
+            peers = {client.connection for client in store.clients.values()} - {None}
             assert peers <= self.server.connections, "one that is gone has entered"
-            assert space.keys.stored_bytes <= LIMITS["store_limit"] + (1 << 16)
-            assert space.keys.parked <= LIMITS["waiters_limit"]
+            assert store.keys.stored_bytes <= LIMITS["store_limit"] + (1 << 16)
+            assert store.keys.parked <= LIMITS["waiters_limit"]
 
     def end(self) -> None:
         """Free everything."""

@@ -1,4 +1,4 @@
-"""An event loop whose time only moves when told, and sessions that keep what they are sent."""
+"""An event loop whose time only moves when told, and connections that keep what they are sent."""
 
 import asyncio
 import heapq
@@ -76,7 +76,7 @@ class FakeLoop:
         return sum(not handle.cancelled for _, _, handle in self._later)
 
 
-class FakeSession:
+class FakeConnection:
     """A connection that keeps what it is sent."""
 
     def __init__(self, heard_at: float = 1000.0) -> None:
@@ -100,31 +100,33 @@ SETTINGS = Settings(2, 4, last_call_seconds=30.0, rejoin_seconds=60.0, lease_sec
 
 
 class Bench:
-    """A run host on a fake loop, with sessions by node id."""
+    """A run host on a fake loop, with connections by node id."""
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.loop = FakeLoop()
         self.settings = settings
         self.host = RunHost("run", cast(asyncio.AbstractEventLoop, self.loop), "server x:1")
-        self.sessions: dict[NodeId, FakeSession] = {}
+        self.connections: dict[NodeId, FakeConnection] = {}
 
-    def connect(self, node: NodeId) -> FakeSession:
+    def connect(self, node: NodeId) -> FakeConnection:
         """Make a new connection for a node."""
-        session = self.sessions[node] = FakeSession(self.loop.now)
-        return session
+        connection = self.connections[node] = FakeConnection(self.loop.now)
+        return connection
 
-    def join(self, node: NodeId, incarnation: int = 0, after: int = 0, **more: Any) -> FakeSession:
+    def join(
+        self, node: NodeId, incarnation: int = 0, after: int = 0, **more: Any
+    ) -> FakeConnection:
         """Join on the node's connection (made if there is none)."""
-        session = self.sessions.get(node) or self.connect(node)
+        connection = self.connections.get(node) or self.connect(node)
         who = Node(id=node, address="10.0.0.1", port=7, host=node)
         event = Join(who, more.pop("settings", self.settings), incarnation, after, **more)
-        self.host.ask(session, wire.Ask(0, event))
-        return session
+        self.host.ask(connection, wire.Ask(0, event))
+        return connection
 
-    def ask(self, node: NodeId, number: int, event: wire.NodeEvent) -> FakeSession:
-        session = self.sessions[node]
-        self.host.ask(session, wire.Ask(number, event))
-        return session
+    def ask(self, node: NodeId, number: int, event: wire.NodeEvent) -> FakeConnection:
+        connection = self.connections[node]
+        self.host.ask(connection, wire.Ask(number, event))
+        return connection
 
     def seal(self, *nodes: NodeId) -> None:
         """Bring the nodes into a sealed round, and forget what they were told."""
@@ -132,9 +134,9 @@ class Bench:
             self.join(node)
         self.loop.turn()
         self.loop.advance(31)
-        for session in self.sessions.values():
-            session.heard_at = self.loop.now
-            assert isinstance(session.take()[-1], wire.Seated)
+        for connection in self.connections.values():
+            connection.heard_at = self.loop.now
+            assert isinstance(connection.take()[-1], wire.Seated)
 
     def sweep(self, gap: float = 0.0) -> None:
         self.host.sweep(self.loop.now, gap)

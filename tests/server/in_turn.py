@@ -13,7 +13,7 @@ import uvloop
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election
-from rallypoint.server.ha.failover import State, Succession
+from rallypoint.server.ha.failover import Failover, State
 from rallypoint.server.journal.engine import OFFICE
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind, endpoint_of
@@ -71,9 +71,9 @@ class InTurn:
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.succession = Succession(self.options, self.sockets, self.state, self._attend)
+        self.failover = Failover(self.options, self.sockets, self.state, self._attend)
         self._ready.set()
-        await self.succession.serve()
+        await self.failover.serve()
 
     @contextlib.asynccontextmanager
     async def _attend(self, server: Server) -> AsyncIterator[None]:
@@ -93,11 +93,11 @@ class InTurn:
 
     def leads(self) -> Server:
         """Wait until it leads."""
-        return self.until(lambda server: server.keeper is not None)
+        return self.until(lambda server: server.persistence is not None)
 
     def stands_by(self) -> Server:
         """Wait until it stands by."""
-        return self.until(lambda server: server.keeper is None)
+        return self.until(lambda server: server.persistence is None)
 
     def oust(self) -> None:
         """Take the office away from whoever has it."""
@@ -108,7 +108,7 @@ class InTurn:
     def stop(self) -> BaseException | None:
         """End it; return what it failed with."""
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.succession.stop)
+            self.loop.call_soon_threadsafe(self.failover.stop)
         return self.ended()
 
     def ended(self) -> BaseException | None:

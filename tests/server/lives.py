@@ -4,12 +4,12 @@ import asyncio
 from typing import Any, cast
 
 import msgspec
-from tests.server.fakes import FakeLoop, FakeSession
+from tests.server.fakes import FakeConnection, FakeLoop
 
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
 from rallypoint.server.journal.group_commit import Changes, Done
-from rallypoint.server.journal.persistence import Keeper
+from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
@@ -64,7 +64,7 @@ class Life:
         finally:
             asyncio._set_running_loop(None)
         self.pen = Pen(journal)
-        self.keeper = Keeper(self.server, journal, opened, self.pen)
+        self.persistence = Persistence(self.server, journal, opened, self.pen)
 
     def settle(self) -> None:
         """Let everything be stored and told."""
@@ -74,22 +74,22 @@ class Life:
             self.loop.turn()
 
 
-class HeldSession(FakeSession):
-    """A node's session whose frames are held by the scribe."""
+class HeldConnection(FakeConnection):
+    """A node's connection whose frames are held by the group_commit."""
 
     def __init__(self, life: Life) -> None:
         super().__init__(life.loop.now)
         self._life = life
 
     def send(self, data: bytes) -> None:
-        self._life.keeper.scribe.hold(self, data)
+        self._life.persistence.group_commit.hold(self, data)
 
     def release(self, data: bytes) -> None:
         super().send(data)
 
 
 class HeldPeer:
-    """A store client's connection whose frames are held by the scribe."""
+    """A store client's connection whose frames are held by the group_commit."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
@@ -97,7 +97,7 @@ class HeldPeer:
         self.at_once: list[p.Reply | p.Failure] = []
 
     def send(self, data: bytes) -> None:
-        self._life.keeper.scribe.hold(self, data)
+        self._life.persistence.group_commit.hold(self, data)
 
     def release(self, data: bytes) -> None:
         body = _decoder.decode(data[4:])

@@ -144,7 +144,7 @@ def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., EmbeddedSer
     for number in range(2, 40):  # answered once somebody else sets the key
         reader.send(p.frame(p.Call(number, 1, p.MultiGet(["big", "go"], 60.0))))
     limit = Deadline(LIMIT_SECONDS)
-    while server.call(lambda s: s.spaces["run"].keys.parked, limit) < 38:
+    while server.call(lambda s: s.stores["run"].keys.parked, limit) < 38:
         assert not limit.expired()
     writer.send(p.frame(p.Call(1, 1, p.Set("go", b""))))
     assert writer.receive()

@@ -68,11 +68,11 @@ def test_a_run_whose_rules_fail_is_closed_for_all_its_members() -> None:
     bench.host.on_fault = lambda error: bench.host.fail(reason(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs_module, "advance", planted)
-        session = bench.ask("c", 7, Leave("c", "done here"))
+        connection = bench.ask("c", 7, Leave("c", "done here"))
         bench.loop.turn()
-    assert session.take()[-1] == Done(7)
+    assert connection.take()[-1] == Done(7)
     for node in "ab":
-        (closed,) = bench.sessions[node].take()
+        (closed,) = bench.connections[node].take()
         assert isinstance(closed, RunClosed)
         assert "an internal error of the server (TypeError: planted)" in closed.why
     assert isinstance(bench.host.state.phase, Closed)
@@ -194,7 +194,7 @@ def test_a_bug_in_the_store_of_one_run_ends_that_run_alone(
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while not server.call(lambda s: s.spaces["one"].keys.parked, Deadline(5)):
+    while not server.call(lambda s: s.stores["one"].keys.parked, Deadline(5)):
         pass
     with pytest.raises(StoreError, match=r"internal error of the server \(KeyError: 'planted'\)"):
         stores[0].set("bad", b"x")

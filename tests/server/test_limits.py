@@ -1,196 +1,157 @@
-"""Each limit of the table of defaults: what happens at it, and that others go on."""
+"""Which connections are admitted, how often a node may join, and room for long messages."""
 
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
-from tests.server.fakes import SETTINGS
 
-from rallypoint.core.events import Close, Join
-from rallypoint.core.state import Node
-from rallypoint.deadline import Deadline
-from rallypoint.errors import StoreConnectionError, StoreLimitError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
-from rallypoint.rendezvous import defaults, wire
-from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.store.tcp import TCPStore
-
-Serve = Callable[..., EmbeddedServer]
-_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
-TESTED = {
-    "frame_limit": "test_connection.py", "handshake_seconds": "cases/test_strangers.py",
-    "buffer_limit": "test_connection.py", "connections_limit": "test_gate.py",
-    "address_limit": "test_gate.py", "handshakes_limit": "test_gate.py",
-    "arriving_limit": "test_arrivals.py",
-}  # fmt: skip
-
-
-def link_to(server: EmbeddedServer, run: str = "run") -> Link:
-    return open_link(Target("127.0.0.1", server.port, run), Deadline(20))
+from rallypoint.net.tls import TLS
+from rallypoint.rendezvous import defaults
+from rallypoint.server.limits import (
+    OWN_FILES,
+    STALLED_SECONDS,
+    ConnectionLimits,
+    RateLimit,
+    ReceiveBudget,
+    early_frame_refusal,
+    too_long,
+)
+from rallypoint.server.options import Options
 
 
-def goodbye_of(link: Link) -> p.Goodbye:
-    """Return the last words of the server."""
-    last: Any = None
-    try:
-        while True:
-            for body in link.receive():
-                last = _decoder.decode(body)
-    except StoreConnectionError:
-        assert isinstance(last, p.Goodbye)
-        return last
-    finally:
-        link.close()
+def limits(open_files: int = 1 << 20, **options: Any) -> ConnectionLimits[str]:
+    return ConnectionLimits(Options(**options), open_files)
 
 
-@pytest.fixture(name="open_store")
-def _open_store() -> Iterator[Callable[..., TCPStore]]:
-    stores: list[TCPStore] = []
-
-    def start(server: EmbeddedServer, run: str = "run") -> TCPStore:
-        stores.append(TCPStore("127.0.0.1", server.port, run=run, timeout=10))
-        return stores[-1]
-
-    yield start
-    for store in stores:
-        store.close()
+def enter(of: ConnectionLimits[str], *names: str, address: str = "10.0.0.1") -> list[str]:
+    """Let connections in, one after the other; return which were closed."""
+    refusals = [of.enter(name, address, 0, 0.0) for name in names]
+    return [refusal.connection for refusal in refusals if refusal is not None]
 
 
-def test_every_limit_is_tested_somewhere() -> None:
-    here = {name for name in defaults.SERVER_LIMITS if f"test_{name}" in globals()}
-    assert here | set(TESTED) == set(defaults.SERVER_LIMITS)
+# -- connections ----------------------------------------------------------------------------
 
 
-def test_handshake_frame_limit(serve: Serve) -> None:
-    server = serve(handshake_frame_limit=100)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
-        sock.sendall(p.frame(p.Hello(1, "x" * 90, b"c", b"n" * 16, "test")))
-        assert b"above the limit of 100" in sock.recv(4096)
+def test_full_server_is_busy() -> None:
+    full = limits(connections_limit=3)
+    assert full.enter("a", "10.0.0.1", 2, 0.0) is None
+    refusal = full.enter("b", "10.0.0.1", 3, 0.0)
+    assert refusal is not None
+    assert (refusal.connection, refusal.goodbye.code) == ("b", p.GOODBYE_BUSY)
+    assert "3 connections (connections_limit)" in refusal.goodbye.reason
 
 
-def test_event_limit(serve: Serve) -> None:
-    server = serve(event_limit=500)
-    link = link_to(server)
-    link.send(p.frame(wire.Ask(1, Close("me", "x" * 600))))
-    assert "limit of 500" in goodbye_of(link).reason
+def test_open_files_limit_connections() -> None:
+    few = limits(OWN_FILES + 8, connections_limit=100)
+    assert few.enter("a", "10.0.0.1", 7, 0.0) is None
+    refusal = few.enter("b", "10.0.0.1", 8, 0.0)
+    assert refusal is not None
+    assert f"8 connections (ulimit -n {OWN_FILES + 8})" in refusal.goodbye.reason
 
 
-def test_text_limit(serve: Serve) -> None:
-    server = serve(text_limit=10)
-    link = link_to(server)
-    link.send(p.frame(wire.Ask(0, Join(Node("n" * 11, "10.0.0.1"), SETTINGS))))
-    assert "more than 10 characters" in goodbye_of(link).reason
+def test_each_address_has_its_own_limit() -> None:
+    full = limits(address_limit=2)
+    assert enter(full, "a", "b", "c") == ["c"]
+    assert enter(full, "d", address="10.0.0.2") == []
+    for name in "abc":
+        full.leave(name, "10.0.0.1")
+    assert enter(full, "e") == []
 
 
-def test_run_name_limit(serve: Serve) -> None:
-    server = serve(run_name_limit=5)
-    with pytest.raises(StoreConnectionError, match="limit of 5"):
-        link_to(server, "x" * 6)
-    link_to(server, "x" * 5).close()
+def test_oldest_unproved_connection_makes_room() -> None:
+    few = limits(handshakes_limit=2)
+    enter(few, "member")
+    few.proved("member")  # is never displaced
+    assert enter(few, "a", "b", "c") == ["a"]
 
 
-def test_runs_limit(serve: Serve, open_store: Callable[..., TCPStore]) -> None:
-    server = serve(runs_limit=2)
-    for run in ("a", "b", "b"):
-        open_store(server, run).set("key", b"x")
-    with pytest.raises(StoreConnectionError, match="limit of 2 runs"):
-        open_store(server, "c")
+def test_fewer_tls_handshakes_may_be_pending() -> None:
+    assert enter(limits(handshakes_limit=8, tls=TLS(cert="c")), "a", "b", "c") == ["a"]
 
 
-def test_joins_at_once(serve: Serve) -> None:
-    server = serve(joins_at_once=3, joins_per_second=0.001)
-    link, member = link_to(server), link_to(server)
-    for _ in range(4):
-        link.send(p.frame(wire.Ask(0, Join(Node("n", "10.0.0.1"), SETTINGS))))
-    assert "joins a second" in goodbye_of(link).reason
-    member.send(p.frame(wire.Beat()))
-    assert member.receive() == [p.frame(wire.Beat())[4:]]
-    member.close()
+def test_slow_handshakes_are_overdue() -> None:
+    late = limits(handshake_seconds=10.0)
+    for at, name in enumerate("abcd"):
+        late.enter(name, "10.0.0.1", 0, float(at))
+    late.proved("a")
+    assert [refusal.connection for refusal in late.overdue(12.5, gap=0.0)] == ["b", "c"]
+    assert [refusal.connection for refusal in late.overdue(12.5, gap=1.0)] == ["b"]
+    assert [refusal.connection for refusal in late.overdue(99.0, gap=0.0)] == ["b", "c", "d"]
+    assert "no handshake within 10 s" in late.overdue(12.5, gap=0.0)[0].goodbye.reason
 
 
-def test_joins_per_second(serve: Serve) -> None:
-    server = serve(joins_at_once=1, joins_per_second=20.0)
-    link = link_to(server)
-    for _ in range(4):
-        link.send(p.frame(wire.Ask(0, Join(Node("n", "10.0.0.1"), SETTINGS))))
-        time.sleep(0.12)  # rather more than a twentieth
-    link.send(p.frame(p.Call(1, 1, p.Peek("k"))))
-    assert any(
-        isinstance(_decoder.decode(b), p.Reply) for b in link.receive() + link.receive_some()
-    )
-    link.close()
+# -- frames and joins -----------------------------------------------------------------------
 
 
-def test_store_limit(serve: Serve, open_store: Callable[..., TCPStore]) -> None:
-    server = serve(store_limit=10_000)
-    store = open_store(server)
-    with pytest.raises(StoreLimitError, match="limit of 10000"):
-        store.set("key", b"x" * 10_000)
-    waiting = [f"{n:0100}" for n in range(100)]
-    with pytest.raises(StoreLimitError, match="name more than 10000 bytes of keys"):
-        store.wait(waiting, timeout=5)
-    open_store(server, "other").set("key", b"x" * 5000)
+def test_first_bytes_of_other_protocols_are_recognised() -> None:
+    reason, last = early_frame_refusal(b"GET ", 4096)
+    assert "HTTP" in reason
+    assert last.startswith(b"HTTP/1.0 400")
+    reason, last = early_frame_refusal(b"\x16\x03\x01\x02", 4096)
+    assert "TLS" in reason
+    assert last == p.frame(p.Goodbye(p.GOODBYE_PROTOCOL, reason))
 
 
-def test_keys_limit(serve: Serve, open_store: Callable[..., TCPStore]) -> None:
-    store = open_store(serve(keys_limit=3))
-    for key in "abc":
-        store.set(key, b"1")
-    for write in (
-        lambda: store.set("d", b"1"),
-        lambda: store.add("d", 1),
-        lambda: store.queue_push("d", b"1"),
-        lambda: store.multi_set(["a", "d"], [b"2", b"2"]),
-    ):
-        with pytest.raises(StoreLimitError, match="keys_limit"):
-            write()
-    store.set("a", b"3")
-    store.delete_key("b")
-    store.set("d", b"1")
-    assert store.num_keys() == 3
+@pytest.mark.parametrize("head", [b"SSH-", b"\x00\x00\x10\x01"])
+def test_other_frames_are_too_long(head: bytes) -> None:
+    goodbye = too_long(int.from_bytes(head, "big"), 4096)
+    assert early_frame_refusal(head, 4096) == (goodbye.reason, p.frame(goodbye))
+    assert "above the limit of 4096" in goodbye.reason
 
 
-def test_key_limit(serve: Serve, open_store: Callable[..., TCPStore]) -> None:
-    store = open_store(serve(key_limit=10))
-    store.set("x" * 10, b"1")
-    with pytest.raises(StoreLimitError, match="key_limit"):
-        store.set("x" * 11, b"1")
+def test_rate_limit_is_a_burst_and_then_a_rate() -> None:
+    joins = RateLimit(rate=2.0, burst=3, now=0.0)
+    assert [joins.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert not joins.take(0.4)
+    assert joins.take(0.9)
+    assert not joins.take(0.9)
+    assert [joins.take(100.0) for _ in range(4)] == [True, True, True, False]
 
 
-def test_waiters_limit(serve: Serve, open_store: Callable[..., TCPStore]) -> None:
-    server = serve(waiters_limit=2)
-    store, deadline = open_store(server), Deadline(10)
-    threads = [
-        threading.Thread(target=lambda n=n: store.get(f"later{n}", timeout=20)) for n in (1, 2)
-    ]
-    for thread in threads:
-        thread.start()
-    while server.call(lambda s: s.spaces["run"].keys.parked, deadline) < 2:
-        assert not deadline.expired()
-    with pytest.raises(StoreLimitError, match="waiters_limit"):
-        store.get("third", timeout=5)
-    store.multi_set(["later1", "later2"], [b"", b""])
-    for thread in threads:
-        thread.join(10)
-    store.set("third", b"x")
-    assert store.get("third") == b"x"
+# -- long messages --------------------------------------------------------------------------
 
 
-def test_results_limit(serve: Serve) -> None:
-    server = serve(results_limit=2000)
-    link, answers = link_to(server), 0
-    for number in range(1, 40):  # it never says that it has what it was answered
-        link.send(p.frame(p.Call(number, 0, p.Add("n", 1))))
-        body = _decoder.decode(link.receive()[0])
-        answers += isinstance(body, p.Reply)
-    assert isinstance(body, p.Failure)
-    assert "results_limit" in body.text
-    assert 10 < answers < 30
-    link.send(p.frame(p.Call(100, 100, p.Add("n", 1))))
-    assert _decoder.decode(link.receive()[0]) == p.Reply(100, answers + 1)
-    link.close()
+def test_messages_without_room_wait_in_order_of_arrival() -> None:
+    budget = ReceiveBudget[str](100)
+    assert budget.begin("a", 60, 0.0)
+    assert not budget.begin("b", 60, 0.0)
+    assert not budget.begin("c", 10, 0.0)  # it would fit, but is not first
+    assert not budget.begin("d", 95, 0.0)
+    assert budget.end("a", 0.0) == ["b", "c"]
+    assert budget.end("b", 0.0) == []
+    assert budget.end("c", 0.0) == ["d"]
+    assert budget.end("d", 0.0) == []
+    assert budget.begin("a", 100, 0.0)
+
+
+def test_message_above_the_budget_is_received_alone() -> None:
+    budget = ReceiveBudget[str](100)
+    assert budget.begin("a", 500, 0.0)
+    assert not budget.begin("b", 1, 0.0)
+    assert budget.end("a", 0.0) == ["b"]
+
+
+def test_closed_connection_waits_no_more() -> None:
+    budget = ReceiveBudget[str](100)
+    for name in "abc":
+        budget.begin(name, 90, 0.0)
+    assert budget.end("b", 0.0) == []
+    assert budget.end("a", 0.0) == ["c"]
+
+
+def test_slow_sender_is_stalled_once_others_wait() -> None:
+    budget = ReceiveBudget[str](100)
+    budget.begin("slow", 50, 0.0)
+    budget.begin("quick", 50, 0.0)
+    received = dict.fromkeys(budget.receiving(), 0)
+    assert set(received) == {"slow", "quick"}
+    assert budget.stalled(received, STALLED_SECONDS) == []  # nobody waits
+    budget.begin("other", 50, 0.0)
+    assert budget.stalled(received, STALLED_SECONDS * 1.5) == []  # too soon after the last look
+    received = {"slow": 10, "quick": 10 << 20}
+    assert budget.stalled(received, STALLED_SECONDS * 2.5) == ["slow"]
+    assert budget.end("slow", 0.0) == ["other"]
+
+
+def test_any_frame_fits_into_the_default_budget() -> None:
+    assert defaults.value("arriving_limit") >= defaults.value("frame_limit")

@@ -25,8 +25,8 @@ from rallypoint.server import peer_credentials as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.peer_credentials import (
     Netlink,
-    Owners,
-    find_owners,
+    PeerCredentials,
+    find_peer_credentials,
     may_talk,
     read_tables,
     refusal,
@@ -162,7 +162,7 @@ def test_many_questions_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
         return [7] * readings[-1]
 
     monkeypatch.setattr(module, "read_tables", read)
-    owners = Owners(cast(asyncio.AbstractEventLoop, loop), None)
+    owners = PeerCredentials(cast(asyncio.AbstractEventLoop, loop), None)
     for port in range(5000):
         owners.ask(("127.0.0.1", port), ("127.0.0.1", 1), told.append)
     assert told == []
@@ -177,7 +177,7 @@ def test_many_questions_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_socket_that_is_nowhere_is_nobodys() -> None:
     told: list[int | None] = []
-    owners = Owners(cast(asyncio.AbstractEventLoop, FakeLoop()), None)
+    owners = PeerCredentials(cast(asyncio.AbstractEventLoop, FakeLoop()), None)
     owners.ask(None, ("127.0.0.1", 1), told.append)
     owners.ask(("127.0.0.1", 1), None, told.append)
     assert told == [None, None]
@@ -187,11 +187,11 @@ def test_where_nothing_tells_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = cast(asyncio.AbstractEventLoop, FakeLoop())
     with socket.socket() as sock:
         monkeypatch.setattr(sys, "platform", "darwin")
-        assert find_owners(loop, sock) is None
+        assert find_peer_credentials(loop, sock) is None
         monkeypatch.setattr(sys, "platform", "linux")
         monkeypatch.setattr(module, "Netlink", refuse)
         monkeypatch.setattr(module, "_TABLES", ("/nowhere/tcp",))
-        assert find_owners(loop, sock) is None
+        assert find_peer_credentials(loop, sock) is None
 
 
 def refuse() -> None:
@@ -213,7 +213,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.integration
 def test_another_users_process_is_refused_and_told_why(serve: Serve, way: str) -> None:
     server = serve()
-    asked = server.call(lambda s: getattr(s.owners, "_netlink"), Deadline(5))  # noqa: B009
+    asked = server.call(lambda s: getattr(s.peer_credentials, "_netlink"), Deadline(5))  # noqa: B009
     assert (asked is not None) is (way == "netlink")
     assert server.call(lambda s: s.access, Deadline(5)).endswith("uid 0 and of root")
     with sockets_of(NOBODY), pytest.raises(AuthenticationError, match="uid 65534; give both"):
@@ -286,7 +286,7 @@ def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve, reset: b
         time.sleep(0.01)
     with TCPStore("127.0.0.1", server.port, run="other", timeout=5) as store:  # others go on
         store.set("key", b"x")
-    assert server.call(lambda s: (list(s.spaces), s.faults.count), Deadline(5)) == (["other"], 0)
+    assert server.call(lambda s: (list(s.stores), s.faults.count), Deadline(5)) == (["other"], 0)
 
 
 @pytest.mark.integration
@@ -299,7 +299,7 @@ def test_who_has_gone_before_its_owner_is_known_does_not_enter(serve: Serve) -> 
 
         def close(self) -> None: ...
 
-    server.call(lambda s: setattr(s, "owners", Late()), Deadline(5))
+    server.call(lambda s: setattr(s, "peer_credentials", Late()), Deadline(5))
     hello = p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test")
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(p.frame(hello) + p.frame(p.Proof(b"")))
@@ -307,4 +307,4 @@ def test_who_has_gone_before_its_owner_is_known_does_not_enter(serve: Serve) -> 
     while not asked or server.call(lambda s: len(s.connections), deadline):
         time.sleep(0.01)
     server.call(lambda _: asked[0](os.geteuid()), Deadline(5))
-    assert server.call(lambda s: list(s.spaces), Deadline(5)) == []
+    assert server.call(lambda s: list(s.stores), Deadline(5)) == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.fakes import SETTINGS, Bench, FakeSession
+from tests.server.fakes import SETTINGS, Bench, FakeConnection
 
 from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
@@ -26,9 +26,9 @@ from rallypoint.rendezvous import wire
 from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE
 
 
-def told(session: FakeSession, kind: type[Any]) -> Any:
+def told(connection: FakeConnection, kind: type[Any]) -> Any:
     """Return the one message of a kind that has come; forget all."""
-    found = [message for message in session.take() if isinstance(message, kind)]
+    found = [message for message in connection.take() if isinstance(message, kind)]
     assert len(found) == 1, found
     return found[0]
 
@@ -42,8 +42,8 @@ def test_messages_go_out_only_after_the_state_is_stored() -> None:
     bench = Bench()
     seen: list[object] = []
     for node in ("a", "b"):
-        session = bench.join(node)
-        session.at_send = lambda: seen.append(bench.host.state.phase)
+        connection = bench.join(node)
+        connection.at_send = lambda: seen.append(bench.host.state.phase)
     bench.loop.turn()
     bench.loop.advance(31)
     assert len(seen) == 2
@@ -56,7 +56,7 @@ def test_events_of_one_turn_are_one_write() -> None:
         bench.join(node)
     bench.loop.turn()
     assert bench.host.writes == 1
-    assert all(isinstance(s.take()[0], wire.Seated) for s in bench.sessions.values())
+    assert all(isinstance(s.take()[0], wire.Seated) for s in bench.connections.values())
 
 
 def test_who_asks_for_a_round_is_told_of_it_by_its_seat_alone() -> None:
@@ -64,8 +64,8 @@ def test_who_asks_for_a_round_is_told_of_it_by_its_seat_alone() -> None:
     bench.seal("a", "b", "c")
     bench.join("a", 1, 1)
     bench.loop.turn()
-    assert bench.sessions["a"].take() == []
-    assert told(bench.sessions["b"], RoundOpened).round == 2
+    assert bench.connections["a"].take() == []
+    assert told(bench.connections["b"], RoundOpened).round == 2
 
 
 MANY = Settings(2, 3000, last_call_seconds=30.0, lease_seconds=15.0)
@@ -122,7 +122,7 @@ def test_thousands_of_cuts_and_returns_are_as_few_writes() -> None:
     bench = many_nodes()
     cut = [f"n{number}" for number in range(500)]
     for node in cut:
-        bench.host.disconnected(bench.sessions[node])
+        bench.host.disconnected(bench.connections[node])
     bench.loop.now += WAIT_SECONDS * 1.1
     bench.loop.turn()
     assert bench.host.writes == 1
@@ -138,11 +138,11 @@ def test_thousands_of_cuts_and_returns_are_as_few_writes() -> None:
 def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
-    session = bench.ask("c", 7, Leave("c", "done here"))
-    assert session.take() == []
+    connection = bench.ask("c", 7, Leave("c", "done here"))
+    assert connection.take() == []
     bench.loop.turn()
-    assert session.take() == [wire.Done(7)]
-    opened = told(bench.sessions["a"], RoundOpened)
+    assert connection.take() == [wire.Done(7)]
+    opened = told(bench.connections["a"], RoundOpened)
     assert "done here" in opened.why
     assert bench.labels_lost() == set()
 
@@ -153,11 +153,11 @@ def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
 def test_a_cut_connection_is_lost_after_the_grace() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
-    bench.host.disconnected(bench.sessions["c"])
+    bench.host.disconnected(bench.connections["c"])
     bench.loop.advance(0.9)
-    assert bench.sessions["a"].take() == []
+    assert bench.connections["a"].take() == []
     bench.loop.advance(0.2)
-    assert told(bench.sessions["a"], RoundOpened).lost == ("c (10.0.0.1) id c",)
+    assert told(bench.connections["a"], RoundOpened).lost == ("c (10.0.0.1) id c",)
     assert "c" in bench.labels_lost()
 
 
@@ -166,7 +166,7 @@ def test_the_grace_is_never_longer_than_the_lease() -> None:
     bench.join("a")
     bench.join("b")
     bench.loop.turn()
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.loop.advance(3.2)
     assert "b" in bench.labels_lost()
 
@@ -174,15 +174,15 @@ def test_the_grace_is_never_longer_than_the_lease() -> None:
 def test_a_resume_within_the_grace_goes_on_as_if_nothing_had_happened() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.loop.advance(0.5)
     assert connected(bench) == {"a"}
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
     bench.loop.advance(5)
     assert connected(bench) == {"a", "b"}
-    assert bench.sessions["a"].take() == []
-    assert session.take() == [WaitingChanged(1, 1, 0)]
+    assert bench.connections["a"].take() == []
+    assert connection.take() == [WaitingChanged(1, 1, 0)]
     assert bench.labels_lost() == set()
 
 
@@ -190,7 +190,7 @@ def test_a_join_sent_again_within_the_grace_counts_as_a_resume() -> None:
     bench = Bench()
     bench.join("a")
     bench.loop.turn()
-    bench.host.disconnected(bench.sessions["a"])
+    bench.host.disconnected(bench.connections["a"])
     bench.loop.advance(0.5)
     bench.connect("a")
     bench.join("a")
@@ -202,7 +202,7 @@ def test_a_join_sent_again_within_the_grace_counts_as_a_resume() -> None:
 def test_an_old_connection_that_ends_late_changes_nothing() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    old = bench.sessions["b"]
+    old = bench.connections["b"]
     bench.host.resume(bench.connect("b"), wire.Resume("b", 1, 1))
     bench.host.disconnected(old)
     bench.loop.advance(5)
@@ -215,21 +215,21 @@ def test_an_old_connection_that_ends_late_changes_nothing() -> None:
 def test_a_lost_node_that_resumes_is_told_that_it_is_fenced() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
-    bench.host.disconnected(bench.sessions["c"])
+    bench.host.disconnected(bench.connections["c"])
     bench.loop.advance(2)
-    session = bench.connect("c")
-    bench.host.resume(session, wire.Resume("c", 1, 1))
-    refused = told(session, Refused)
+    connection = bench.connect("c")
+    bench.host.resume(connection, wire.Resume("c", 1, 1))
+    refused = told(connection, Refused)
     assert refused.refusal is Refusal.FENCED
     assert "its connection was cut" in refused.why
-    assert session.node is None
+    assert connection.node is None
 
 
 def test_a_node_that_the_server_does_not_know_is_told_so() -> None:
     bench = Bench()
-    session = bench.connect("a")
-    bench.host.resume(session, wire.Resume("a", 1, 3))
-    refused = told(session, Refused)
+    connection = bench.connect("a")
+    bench.host.resume(connection, wire.Resume("a", 1, 3))
+    refused = told(connection, Refused)
     assert refused.refusal is Refusal.FENCED
     assert "started anew" in refused.why
 
@@ -237,12 +237,12 @@ def test_a_node_that_the_server_does_not_know_is_told_so() -> None:
 def test_a_resume_is_told_of_the_round_that_opened_meanwhile() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.ask("c", 1, Leave("c", "gone"))
     bench.loop.advance(0.5)
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    opened = told(session, RoundOpened)
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    opened = told(connection, RoundOpened)
     assert (opened.round, "gone" in opened.why) == (2, True)
     assert isinstance(bench.host.state.phase, Gathering)
 
@@ -252,36 +252,36 @@ def test_a_resume_is_told_of_a_seat_that_was_given_meanwhile() -> None:
     bench.seal("a", "b")
     bench.join("a", 1, 1)
     bench.join("b", 1, 1)
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.loop.turn()
     assert isinstance(bench.host.state.phase, Sealed)
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    assert told(session, wire.Seated).seat.round == 2
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    assert told(connection, wire.Seated).seat.round == 2
 
 
 def test_a_resume_is_told_how_many_wait() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.join("n")
     bench.loop.turn()
-    assert isinstance(bench.sessions["n"].take()[0], Parked)
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    assert told(session, WaitingChanged).count == 1
+    assert isinstance(bench.connections["n"].take()[0], Parked)
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    assert told(connection, WaitingChanged).count == 1
 
 
 def test_a_resume_is_told_of_the_notices_that_stand() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.ask("a", 3, Notify("a", "spot machine", seconds=25.0))
     bench.loop.turn()
-    assert told(bench.sessions["a"], NoticeGiven).seconds == 25.0
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    assert told(session, NoticeGiven).why == "spot machine"
+    assert told(bench.connections["a"], NoticeGiven).seconds == 25.0
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    assert told(connection, NoticeGiven).why == "spot machine"
     bench.loop.advance(5)
     (notice,) = bench.host.report().notices
     assert (notice.node, notice.remaining_seconds) == ("a (10.0.0.1) id a", 20.0)
@@ -290,19 +290,19 @@ def test_a_resume_is_told_of_the_notices_that_stand() -> None:
 def test_h1_a_node_that_was_put_out_while_it_was_away_is_told_so() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     out = Exclude(Aspect.NODE, "b", "bad memory", "alice", 60.0)
     bench.ask("a", 3, out)
     bench.loop.turn()
-    assert told(bench.sessions["a"], RoundOpened).lost == ("b (10.0.0.1) id b",)
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    refused = told(session, Refused)
-    assert (refused.refusal, session.node) == (Refusal.EXCLUDED, None)
+    assert told(bench.connections["a"], RoundOpened).lost == ("b (10.0.0.1) id b",)
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    refused = told(connection, Refused)
+    assert (refused.refusal, connection.node) == (Refusal.EXCLUDED, None)
     assert "bad memory" in refused.why
     bench.join("b")
     bench.loop.turn()
-    assert told(session, Refused).refusal is Refusal.EXCLUDED
+    assert told(connection, Refused).refusal is Refusal.EXCLUDED
     (line,) = bench.host.report().exclusions
     assert line.remaining_seconds is not None
     assert 59 < line.remaining_seconds <= 60
@@ -315,14 +315,14 @@ def test_a_resume_is_told_that_the_run_has_closed_meanwhile(finished: bool) -> N
     bench = Bench()
     bench.seal("a", "b")
     if finished:  # this node was done before its connection was cut
-        bench.host.ask(bench.sessions["b"], wire.Ask(1, Finish("b", 1, 1)))
+        bench.host.ask(bench.connections["b"], wire.Ask(1, Finish("b", 1, 1)))
         bench.loop.turn()
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.ask("a", 2, Close("someone", "enough"))
     bench.loop.advance(0.5)
-    session = bench.connect("b")
-    bench.host.resume(session, wire.Resume("b", 1, 1))
-    closed = told(session, RunClosed)
+    connection = bench.connect("b")
+    bench.host.resume(connection, wire.Resume("b", 1, 1))
+    closed = told(connection, RunClosed)
     assert (closed.by, closed.why) == ("someone", "enough")
 
 
@@ -332,25 +332,25 @@ def test_who_closes_a_closed_run_is_told_who_was_faster() -> None:
     bench.connect("y")
     bench.ask("x", 1, Close("x", "first"))
     bench.loop.turn()
-    assert [type(message) for message in bench.sessions["x"].take()] == [RunClosed, wire.Done]
+    assert [type(message) for message in bench.connections["x"].take()] == [RunClosed, wire.Done]
     bench.ask("y", 1, Close("y", "second"))
     bench.loop.turn()
-    closed, done = bench.sessions["y"].take()
+    closed, done = bench.connections["y"].take()
     assert (closed.by, closed.why, done) == ("x", "first", wire.Done(1))
 
 
 def test_a_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    session = bench.sessions["b"]
-    session.heard_at -= 100
+    connection = bench.connections["b"]
+    connection.heard_at -= 100
     bench.sweep()
-    assert told(session, Refused).refusal is Refusal.FENCED
-    bench.sessions["new"] = session
+    assert told(connection, Refused).refusal is Refusal.FENCED
+    bench.connections["new"] = connection
     bench.join("new")
     bench.join("a", 1, 1)
     bench.loop.turn()
-    assert told(session, wire.Seated).seat.round == 2
+    assert told(connection, wire.Seated).seat.round == 2
     assert set(bench.host.state.participants) == {"a", "new"}
 
 
@@ -361,13 +361,13 @@ def test_silence_of_a_lease_is_a_loss() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.loop.advance(14)
-    bench.sessions["a"].heard_at = bench.sessions["b"].heard_at = bench.loop.now
+    bench.connections["a"].heard_at = bench.connections["b"].heard_at = bench.loop.now
     bench.sweep()
     assert bench.labels_lost() == set()
     bench.loop.advance(1.5)
     bench.sweep()
     assert bench.labels_lost() == {"c"}
-    assert told(bench.sessions["c"], Refused).refusal is Refusal.FENCED
+    assert told(bench.connections["c"], Refused).refusal is Refusal.FENCED
 
 
 @pytest.mark.cases("case-B5")
@@ -377,7 +377,7 @@ def test_an_outage_of_the_judge_is_nobodys_death() -> None:
     bench.loop.stall(45)
     bench.sweep(gap=45)
     assert bench.labels_lost() == set()
-    assert all(s.heard_at <= bench.loop.now for s in bench.sessions.values())
+    assert all(s.heard_at <= bench.loop.now for s in bench.connections.values())
     bench.loop.advance(16)  # but a real death is still seen in one lease
     bench.sweep()
     assert bench.labels_lost() == {"a", "b"}
@@ -387,7 +387,7 @@ def test_an_outage_of_the_judge_is_nobodys_death() -> None:
 def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
     bench = Bench()
     bench.seal("a", "b")
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.loop.advance(0.5)
     bench.loop.stall(10)  # the timer is run before the sweep
     assert bench.labels_lost() == set()
@@ -405,7 +405,7 @@ def test_who_was_cut_off_by_the_outage_has_a_lease_to_come_back() -> None:
     bench.seal("a", "b")
     bench.loop.stall(30)
     bench.sweep(gap=30)
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     bench.loop.advance(14)
     assert bench.labels_lost() == set()
     bench.loop.advance(2)
@@ -449,7 +449,7 @@ def test_idle_means_nobody_is_live_connected_or_awaited() -> None:
     bench.join("a")
     assert not bench.host.is_idle()
     bench.loop.turn()
-    bench.host.disconnected(bench.sessions["a"])
+    bench.host.disconnected(bench.connections["a"])
     assert not bench.host.is_idle()
     bench.loop.advance(2)
     assert bench.host.is_idle()
@@ -460,7 +460,7 @@ def test_stop_leaves_no_timer() -> None:
     bench.join("a")
     bench.join("b")
     bench.loop.turn()
-    bench.host.disconnected(bench.sessions["b"])
+    bench.host.disconnected(bench.connections["b"])
     assert bench.loop.pending == 2
     bench.host.stop()
     assert bench.loop.pending == 0

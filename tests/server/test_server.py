@@ -1,6 +1,7 @@
 """Binding exactly what was asked, and housekeeping."""
 
 import errno
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_unused_stores_of_strangers_are_forgotten(
         kept.set("key", b"x")
     TCPStore("127.0.0.1", server.port, run="empty").close()
     deadline = Deadline(10)
-    while server.call(lambda s: set(s.spaces), Deadline(LIMIT_SECONDS)) != {"kept"}:
+    while server.call(lambda s: set(s.stores), Deadline(LIMIT_SECONDS)) != {"kept"}:
         assert not deadline.expired()
 
 
@@ -153,7 +154,7 @@ def test_who_is_accepted_as_the_server_ends_is_told_to_come_again() -> None:
     def accept(server: Server) -> None:
         server.stop()
         late = server.new_connection()
-        late.goodbye = lambda code, reason: said.append(code)  # type: ignore[method-assign]
+        late.close = lambda goodbye: said.append(goodbye.code)  # type: ignore[method-assign]
         server.opened(late)
         server.closed(late)
 
@@ -174,3 +175,13 @@ def test_whose_run_is_over_ends_with_its_last_client(monkeypatch: pytest.MonkeyP
         assert server.call(lambda s: s.runs["run"].is_closed, Deadline(LIMIT_SECONDS))
     server._thread.join(LIMIT_SECONDS)
     assert not server._thread.is_alive()
+
+
+def test_limit_of_open_files_is_raised_as_far_as_possible() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
+        assert module.raise_file_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -4,6 +4,8 @@ from tests.integration.cluster import Cluster
 from rallypoint.deadline import Deadline
 from rallypoint.net.connection import Target
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
+from rallypoint.rendezvous.reports.history import Entry, Loss, Noted
+from rallypoint.server.status import Counters, Histogram
 
 pytestmark = pytest.mark.integration
 
@@ -53,3 +55,21 @@ def test_the_server_tells_watchers_of_runs_that_change() -> None:
         cluster.server.call(lambda server: server.watchers.add(told.append), Deadline(5))
         cluster.handler(1, 1).next_rendezvous()
         assert set(told) == {cluster.run_id}
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for seconds in (0.5, 1.0, 1.5, 9.0):
+        histogram.add(seconds)
+    assert histogram.cumulative() == [("1", 2.0), ("2", 3.0), ("+Inf", 4.0)]
+    assert histogram.total == 12.0
+
+
+def test_rounds_and_losses_are_counted() -> None:
+    counters = Counters()
+    counters.note(Noted(Entry(1, 1, 10.0, sealed_at=10.4)))
+    counters.note(Noted(None, (Loss("n1", "lease", 15.0), Loss("n2", "lease", 16.0))))
+    assert counters.rounds == 1
+    assert counters.losses == {"lease": 2}
+    assert counters.seal.cumulative()[3] == ("0.5", 1.0)
+    assert counters.detect.total == 31.0

@@ -8,7 +8,7 @@ import pytest
 from tests.server.fakes import FakeLoop
 
 from rallypoint.net import protocol as p
-from rallypoint.server.store_host import Space
+from rallypoint.server.store_host import StoreHost
 
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure)
 
@@ -33,18 +33,18 @@ class Desk:
     def __init__(self, **limits: int) -> None:
         self.loop = FakeLoop()
         loop = cast(asyncio.AbstractEventLoop, self.loop)
-        self.space = Space(loop, limits.pop("limit_bytes", 1 << 20), **limits)
+        self.store = StoreHost(loop, limits.pop("limit_bytes", 1 << 20), **limits)
         self.peer = Peer()
-        assert not self.space.attach(b"c", self.peer)
+        assert not self.store.attach(b"c", self.peer)
 
     def call(self, number: int, request: p.StoreRequest, low: int = 1, *acked: int) -> list[Any]:
-        self.space.call(b"c", p.Call(number, low, request, acked))
+        self.store.call(b"c", p.Call(number, low, request, acked))
         return self.peer.take()
 
     def reconnect(self) -> bool:
-        self.space.detach(b"c", self.peer, for_good=False)
+        self.store.detach(b"c", self.peer, for_good=False)
         self.peer = Peer()
-        return self.space.attach(b"c", self.peer)
+        return self.store.attach(b"c", self.peer)
 
 
 def test_a_call_sent_again_takes_effect_once() -> None:
@@ -53,19 +53,19 @@ def test_a_call_sent_again_takes_effect_once() -> None:
     assert desk.reconnect()
     assert desk.call(1, p.Add("n", 5)) == [p.Reply(1, 5)]
     assert desk.call(2, p.Peek("n")) == [p.Reply(2, b"5")]
-    assert desk.space.calls == 2
+    assert desk.store.calls == 2
 
 
 def test_a_space_that_is_made_anew_gives_no_record_again() -> None:
-    assert Desk().space.record(b"c") != Desk().space.record(b"c")
+    assert Desk().store.record(b"c") != Desk().store.record(b"c")
 
 
 def test_a_waiting_call_with_an_effect_takes_effect_once() -> None:
     desk = Desk()
     assert desk.call(1, p.QueuePop("q", 60.0)) == []
     other = Peer()
-    desk.space.attach(b"other", other)
-    desk.space.call(b"other", p.Call(1, 1, p.QueuePush("q", b"x")))
+    desk.store.attach(b"other", other)
+    desk.store.call(b"other", p.Call(1, 1, p.QueuePush("q", b"x")))
     assert desk.peer.take() == [p.Reply(1, b"x")]
     assert desk.reconnect()  # the answer was lost on the way
     assert desk.call(1, p.QueuePop("q", 60.0)) == [p.Reply(1, b"x")]
@@ -73,7 +73,7 @@ def test_a_waiting_call_with_an_effect_takes_effect_once() -> None:
 
 def test_results_are_forgotten_once_acknowledged() -> None:
     desk = Desk()
-    client = desk.space.clients[b"c"]
+    client = desk.store.clients[b"c"]
     for number in range(1, 6):
         desk.call(number, p.Add("n", 1))
     assert list(client.results) == [1, 2, 3, 4, 5]
@@ -88,16 +88,16 @@ def test_results_without_an_effect_are_not_kept() -> None:
     assert desk.call(1, p.Get("later", 60.0)) == []
     desk.call(2, p.Set("later", b"x" * 1000))
     desk.call(3, p.Get("later", 60.0))
-    assert set(desk.space.clients[b"c"].results) == {2}
+    assert set(desk.store.clients[b"c"].results) == {2}
 
 
 def test_parked_calls_are_cancelled_with_the_connection() -> None:
     desk = Desk()
     desk.call(1, p.Get("later", 60.0))
     desk.call(2, p.QueuePop("q", 60.0))
-    assert (desk.space.keys.parked, desk.loop.pending) == (2, 1)
-    desk.space.detach(b"c", desk.peer, for_good=False)
-    assert (desk.space.keys.parked, desk.loop.pending) == (0, 0)
+    assert (desk.store.keys.parked, desk.loop.pending) == (2, 1)
+    desk.store.detach(b"c", desk.peer, for_good=False)
+    assert (desk.store.keys.parked, desk.loop.pending) == (0, 0)
 
 
 def test_a_wait_ends_at_its_limit() -> None:
@@ -141,24 +141,24 @@ def test_an_answer_above_the_frame_limit_is_a_failure() -> None:
 def test_who_says_goodbye_is_forgotten_at_once_others_later() -> None:
     desk = Desk()
     other = Peer()
-    desk.space.attach(b"other", other)
-    desk.space.detach(b"other", other, for_good=True)
-    assert set(desk.space.clients) == {b"c"}
-    desk.space.call(b"other", p.Call(1, 1, p.Peek("k")))  # late, on another connection
-    desk.space.detach(b"c", desk.peer, for_good=False)
-    desk.space.forget(desk.loop.now - 60)
-    assert set(desk.space.clients) == {b"c"}
-    desk.space.forget(desk.loop.now + 1)
-    assert desk.space.is_unused
-    assert not desk.space.attach(b"c", desk.peer)  # not known any more
+    desk.store.attach(b"other", other)
+    desk.store.detach(b"other", other, for_good=True)
+    assert set(desk.store.clients) == {b"c"}
+    desk.store.call(b"other", p.Call(1, 1, p.Peek("k")))  # late, on another connection
+    desk.store.detach(b"c", desk.peer, for_good=False)
+    desk.store.forget(desk.loop.now - 60)
+    assert set(desk.store.clients) == {b"c"}
+    desk.store.forget(desk.loop.now + 1)
+    assert desk.store.is_unused
+    assert not desk.store.attach(b"c", desk.peer)  # not known any more
 
 
 def test_a_connection_that_was_replaced_ends_without_effect() -> None:
     desk = Desk()
     old, new = desk.peer, Peer()
-    assert desk.space.attach(b"c", new)
-    desk.space.call(b"c", p.Call(1, 1, p.Get("k", 60.0)))
-    desk.space.detach(b"c", old, for_good=True)
-    assert desk.space.keys.parked == 1
-    desk.space.call(b"c", p.Call(2, 1, p.Set("k", b"v")))
+    assert desk.store.attach(b"c", new)
+    desk.store.call(b"c", p.Call(1, 1, p.Get("k", 60.0)))
+    desk.store.detach(b"c", old, for_good=True)
+    assert desk.store.keys.parked == 1
+    desk.store.call(b"c", p.Call(2, 1, p.Set("k", b"v")))
     assert new.take() == [p.Reply(2, None), p.Reply(1, b"v")]

@@ -5,16 +5,16 @@ from typing import cast
 
 from tests.server.fakes import FakeLoop
 
-from rallypoint.server.timer_queue import SPARE, Deadlines
+from rallypoint.server.timer_queue import SPARE, TimerQueue
 
 
 class Desk:
-    """Deadlines on a loop whose time the test moves."""
+    """TimerQueue on a loop whose time the test moves."""
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.over: list[str] = []
-        self.deadlines = Deadlines[str](cast(asyncio.AbstractEventLoop, self.loop), self.ended)
+        self.deadlines = TimerQueue[str](cast(asyncio.AbstractEventLoop, self.loop), self.ended)
 
     def ended(self, key: str) -> None:
         self.over.append(key)
@@ -59,7 +59,7 @@ def test_a_key_that_comes_again_has_its_new_time_only() -> None:
 def test_what_is_added_when_one_is_over_has_its_turn() -> None:
     desk = Desk()
     desk.ended = lambda key: desk.deadlines.add("next", 1.0) if key == "a" else None  # type: ignore[method-assign]
-    deadlines = Deadlines[str](cast(asyncio.AbstractEventLoop, desk.loop), lambda k: desk.ended(k))
+    deadlines = TimerQueue[str](cast(asyncio.AbstractEventLoop, desk.loop), lambda k: desk.ended(k))
     desk.deadlines = deadlines
     deadlines.add("a", 1.0)
     desk.wait(1.0)

@@ -280,7 +280,7 @@ def test_a_long_wait_does_not_hold_back_what_others_acknowledge(
         store.add("n", 1)
 
     def kept() -> int:
-        (client,) = server.call(lambda s: s.spaces[""], Deadline(10)).clients.values()
+        (client,) = server.call(lambda s: s.stores[""], Deadline(10)).clients.values()
         return len(client.results)
 
     assert kept() < 10

@@ -8,7 +8,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.server import Server
-from rallypoint.server.store_host import Client
+from rallypoint.server.store_host import ClientRecord
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import after_a_moment, in_thread
@@ -16,25 +16,25 @@ from rallypoint.testing.store_handles import after_a_moment, in_thread
 LIMIT_SECONDS = 20.0
 
 
-def another_record(_server: Server, client: Client) -> None:
+def another_record(_server: Server, client: ClientRecord) -> None:
     """It was forgotten, and has come back once already: that answer was lost on the way."""
     client.record += 1
 
 
-def record_of_another_server(_server: Server, client: Client) -> None:
+def record_of_another_server(_server: Server, client: ClientRecord) -> None:
     """The numbers of two servers may well be the same."""
     client.since -= 1
 
 
-def another_epoch(server: Server, _client: Client) -> None:
+def another_epoch(server: Server, _client: ClientRecord) -> None:
     """It was started again, and has read back what it knew."""
     server.epoch += 1
 
 
-def change(server: EmbeddedServer, how: Callable[[Server, Client], None]) -> None:
+def change(server: EmbeddedServer, how: Callable[[Server, ClientRecord], None]) -> None:
     def inside(inner: Server) -> None:
-        (space,) = inner.spaces.values()
-        (client,) = space.clients.values()
+        (store,) = inner.stores.values()
+        (client,) = store.clients.values()
         how(inner, client)
 
     server.call(inside, Deadline(LIMIT_SECONDS))
@@ -42,7 +42,7 @@ def change(server: EmbeddedServer, how: Callable[[Server, Client], None]) -> Non
 
 @pytest.mark.parametrize("how", [another_record, record_of_another_server])
 def test_a_call_is_in_doubt_when_its_client_was_forgotten(
-    server: EmbeddedServer, how: Callable[[Server, Client], None]
+    server: EmbeddedServer, how: Callable[[Server, ClientRecord], None]
 ) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         store = TCPStore("127.0.0.1", proxy.port, timeout=20)

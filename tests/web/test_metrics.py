@@ -68,7 +68,7 @@ def test_who_is_kept_out_and_who_will_leave_is_counted() -> None:
 
 def test_losses_are_told_by_cause_with_the_time_it_took() -> None:
     server = at_work()
-    server.bench.host.disconnected(server.bench.sessions["n1"])
+    server.bench.host.disconnected(server.bench.connections["n1"])
     server.bench.loop.advance(1.2)
     found = scrape(server)
     assert found["rallypoint_losses_total", (("cause", "disconnect"),)] == 1

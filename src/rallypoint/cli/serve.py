@@ -28,7 +28,7 @@ from rallypoint.net.token_sources import read_token, weaknesses
 from rallypoint.server import tracing
 from rallypoint.server.ha.failover import Attend, State
 from rallypoint.server.journal.contract import Journal, Opened
-from rallypoint.server.journal.persistence import Keeper
+from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.journal.records import Stored
 from rallypoint.server.options import Options, is_loopback, with_limits
 from rallypoint.server.server import Server, bind, endpoint_of
@@ -268,7 +268,7 @@ async def _serve(
 ) -> None:
     server = Server(options, sockets)
     if kept is not None:
-        Keeper(server, *kept)
+        Persistence(server, *kept)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

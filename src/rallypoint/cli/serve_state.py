@@ -21,7 +21,7 @@ from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.endpoints import join_place, parse_place
 from rallypoint.rendezvous import defaults
-from rallypoint.server.ha.failover import Attend, State, Succession, advertised
+from rallypoint.server.ha.failover import Attend, Failover, State, advertised
 from rallypoint.server.options import Options, is_loopback
 
 logger = logging.getLogger("rallypoint.server")
@@ -151,8 +151,8 @@ async def serve_in_turn(
     options: Options, sockets: list[socket.socket], state: State, attend: Attend
 ) -> None:
     """Stand by, and serve whenever this process leads, until SIGTERM or SIGINT."""
-    succession = Succession(options, sockets, state, attend)
+    failover = Failover(options, sockets, state, attend)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, succession.stop)
-    await succession.serve()
+        loop.add_signal_handler(number, failover.stop)
+    await failover.serve()

@@ -1,16 +1,15 @@
 """One client's connection: frames in, handshake, dispatch, frames out.
 
-Everything that comes before the handshake is held to small frames and a deadline, and each
-way of not being our protocol ends in one stated reason: an HTTP request and a TLS hello are
-recognised by their first bytes, a length above the limit is never allocated.
+Before the handshake only small frames are taken, and only for a limited time. Whatever is not
+our protocol is refused with a reason, and a length above the limit is never allocated.
 """
 
 import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -18,18 +17,24 @@ from rallypoint.core.events import Join
 from rallypoint.core.state import NodeId
 from rallypoint.net import protocol as p
 from rallypoint.net.handshake import Done, NeedsPeerCredentials, Reply, ServerHandshake
-from rallypoint.net.tokens import EVERYTHING, Rights
+from rallypoint.net.tokens import EVERYTHING, Keyring, Rights
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server import audit
-from rallypoint.server.connection_limits import Allowance, stranger
-from rallypoint.server.peer_credentials import may_talk, refusal
-from rallypoint.server.receive_budget import LONG_BYTES
+from rallypoint.server.fault import Faults
+from rallypoint.server.limits import (
+    LONG_BYTES,
+    RateLimit,
+    ReceiveBudget,
+    early_frame_refusal,
+    too_long,
+)
+from rallypoint.server.options import Options
+from rallypoint.server.peer_credentials import PeerCredentials, may_talk, refusal
+from rallypoint.server.runs import RunHost
 from rallypoint.server.status import visible
-
-if TYPE_CHECKING:
-    from rallypoint.server.runs import RunHost
-    from rallypoint.server.server import Server
-    from rallypoint.server.store_host import Space
+from rallypoint.server.store_host import StoreHost
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -43,20 +48,61 @@ _header = p.HEADER.unpack_from
 _numbers = itertools.count()
 
 
+class Host(Protocol):
+    """What a connection needs from its server."""
+
+    options: Options
+    loop: asyncio.AbstractEventLoop
+    epoch: int
+    keyring: Keyring
+    peer_credentials: PeerCredentials | None
+    receive_budget: "ReceiveBudget[Connection]"
+    faults: Faults
+    requests: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def runs(self) -> Mapping[str, RunHost]:
+        """The runs by name."""
+
+    def opened(self, connection: "Connection") -> None:
+        """Count a new connection, and close it or an older one at a limit."""
+
+    def proved(self, connection: "Connection") -> None:
+        """Its handshake is done."""
+
+    def closed(self, connection: "Connection") -> None:
+        """It is closed."""
+
+    def run(self, run_id: str) -> RunHost:
+        """Return a run; make it if there is none."""
+
+    def store(self, run_id: str) -> StoreHost | None:
+        """Return a run's store; make it if there is none. None: there are too many."""
+
+    def report(self, run_id: str, brief: bool = False) -> Report:
+        """Return what a run is doing; make no run."""
+
+    def status(self) -> ServerStatus:
+        """Return how the server is, and the list of its runs."""
+
+
 def _unsent(data: bytes) -> None:
     """Stand in for `write` before a connection begins and once it has ended."""
 
 
 class Connection(asyncio.Protocol):
-    """A client of the server; implements `runs.Session`."""
+    """A client of the server; implements `runs.NodeConnection`."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: Host) -> None:
         self.server = server
         self._early_limit = server.options.handshake_frame_limit
         self.node: NodeId | None = None
         self.number = next(_numbers)
-        self.opened_at = self.heard_at = server.loop.time()
-        self.peer = self.address = "?"
+        self.heard_at = server.loop.time()
+        self.peer = "?"
+        self.address = "?"
         self.binding = b""  # to the certificate that TLS was set up with
         self._transport: asyncio.Transport | None = None
         self._write: Callable[[bytes], None] = _unsent
@@ -66,8 +112,8 @@ class Connection(asyncio.Protocol):
         self._handshake: ServerHandshake | None = None  # since the first frame
         self._hello: p.Hello | None = None  # once the handshake is done
         self.rights = EVERYTHING
-        self._joins: Allowance | None = None
-        self._space: Space | None = None
+        self._joins: RateLimit | None = None
+        self._store: StoreHost | None = None
         self._run: RunHost | None = None
         self._bye = False
         self._ended = False
@@ -147,7 +193,7 @@ class Connection(asyncio.Protocol):
     def _may_read(self) -> bool:
         return not (self._ended or self._unread or self._no_room)
 
-    # -- long messages (see arrivals) -----------------------------------------------------------
+    # -- long messages ----------------------------------------------------------------------
 
     @property
     def buffered(self) -> int:
@@ -156,7 +202,7 @@ class Connection(asyncio.Protocol):
 
     def _begin_long(self, length: int) -> None:
         self._long = True
-        room = self.server.arrivals.begin(self, length, self.heard_at)
+        room = self.server.receive_budget.begin(self, length, self.heard_at)
         if not room and self._transport is not None:
             self._no_room = True
             self._transport.pause_reading()
@@ -164,7 +210,7 @@ class Connection(asyncio.Protocol):
     def _end_long(self) -> None:
         if self._long:
             self._long = self._no_room = False
-            for each in self.server.arrivals.end(self, self.server.loop.time()):
+            for each in self.server.receive_budget.end(self, self.server.loop.time()):
                 each.go_on()
 
     def go_on(self) -> None:
@@ -177,8 +223,8 @@ class Connection(asyncio.Protocol):
         self._end()
         if self._run is not None:
             self._run.disconnected(self)
-        if self._space is not None and self._hello is not None:
-            self._space.detach(self._hello.client, self, self._bye)
+        if self._store is not None and self._hello is not None:
+            self._store.detach(self._hello.client, self, self._bye)
         self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -193,7 +239,7 @@ class Connection(asyncio.Protocol):
         self.heard_at = server.loop.time()
         server.bytes_in += size
         if (
-            self._space is not None
+            self._store is not None
             and not self._buffer
             and 4 <= size <= server.options.frame_limit
             and _header(data)[0] == size - 4
@@ -211,11 +257,13 @@ class Connection(asyncio.Protocol):
         start, size = 0, len(view)
         while size - start >= 4:
             length = int.from_bytes(view[start : start + 4], "big")
-            if self._space is None and (start == 0 or length > self._early_limit):
-                if not self._plausible(view, start, length):
+            if self._store is None:
+                if length > self._early_limit:
+                    head = bytes(view[start : start + 4])
+                    self._close(*early_frame_refusal(head, self._early_limit))
                     return
             elif length > server.options.frame_limit:
-                self._refuse_frame(length, server.options.frame_limit)
+                self.close(too_long(length, server.options.frame_limit))
                 return
             end = start + 4 + length
             if end > size:
@@ -235,22 +283,9 @@ class Connection(asyncio.Protocol):
         elif start < size:
             self._buffer = bytearray(view[start:])
 
-    def _plausible(self, view: bytes | bytearray, start: int, length: int) -> bool:
-        if length <= self._early_limit:
-            return True
-        known = stranger(bytes(view[start : start + 4]))
-        if known is None:
-            self._refuse_frame(length, self._early_limit)
-        else:
-            self._close(*known)
-        return False
-
-    def _refuse_frame(self, length: int, limit: int) -> None:
-        self.goodbye(p.GOODBYE_LIMIT, f"a frame of {length} bytes is above the limit of {limit}")
-
-    def goodbye(self, code: str, reason: str) -> None:
+    def close(self, goodbye: p.Goodbye) -> None:
         """Close the connection and say why."""
-        self._close(reason, p.frame(p.Goodbye(code, reason)))
+        self._close(goodbye.reason, p.frame(goodbye))
 
     def abort(self) -> None:
         """End the connection without waiting for anything."""
@@ -276,16 +311,17 @@ class Connection(asyncio.Protocol):
         """Handle one frame; return False once the connection is closed."""
         self.server.requests += 1
         try:
-            if self._space is None:
+            if self._store is None:
                 self._shake(_handshake_bodies.decode(body))
             elif type(message := _bodies.decode(body)) is p.Call:
                 self._call(message)
             else:
                 self._message(message, len(body))
         except msgspec.DecodeError as error:
-            self.goodbye(p.GOODBYE_PROTOCOL, f"a frame that is not ours: {error}")
-        except Exception as error:  # a bug; faults of runs and stores do not come up to here
-            self.server.faults.of_connection(self, error)
+            self.close(p.Goodbye(p.GOODBYE_PROTOCOL, f"a frame that is not ours: {error}"))
+        except Exception as error:  # a bug; runs and stores contain their own
+            why = self.server.faults.contain(f"the connection of {self.peer}: ended", error)
+            self.close(p.Goodbye(p.GOODBYE_PROTOCOL, why))
         return not self._ended
 
     def _shake(self, body: p.Hello | p.Proof) -> None:
@@ -301,7 +337,7 @@ class Connection(asyncio.Protocol):
             secrets.token_bytes(p.NONCE_BYTES),
             secrets.token_bytes(DECOY_BYTES),
             server.options.run_name_limit,
-            asks_peer=server.owners is not None,
+            asks_peer=server.peer_credentials is not None,
             binding=self.binding,
         )
 
@@ -312,9 +348,9 @@ class Connection(asyncio.Protocol):
             elif type(reply) is Done:
                 self._enter(reply.hello, reply.rights)
             elif type(reply) is p.Goodbye:
-                self.goodbye(reply.code, reply.reason)
-            elif type(reply) is NeedsPeerCredentials and self.server.owners is not None:
-                self.server.owners.ask(*self._ends, self._peer_known)
+                self.close(reply)
+            elif type(reply) is NeedsPeerCredentials and self.server.peer_credentials is not None:
+                self.server.peer_credentials.ask(*self._ends, self._peer_known)
 
     def _peer_known(self, uid: int | None) -> None:
         """Go on with the handshake now that it is known whose process the client is."""
@@ -326,23 +362,24 @@ class Connection(asyncio.Protocol):
         """End the connection if its token is not among the server's changed tokens."""
         goodbye = None if self._handshake is None else self._handshake.recheck(self.server.keyring)
         if goodbye is not None:
-            self.goodbye(goodbye.code, goodbye.reason)
+            self.close(goodbye)
 
     def _enter(self, hello: p.Hello, rights: Rights) -> None:
-        space = self.server.space(hello.run)
-        if space is None:
+        store = self.server.store(hello.run)
+        if store is None:
             limit = self.server.options.runs_limit
-            self.goodbye(p.GOODBYE_LIMIT, f"this server has its limit of {limit} runs already")
+            why = f"this server has its limit of {limit} runs already"
+            self.close(p.Goodbye(p.GOODBYE_LIMIT, why))
             return
-        former = space.peer(hello.client)
+        former = store.connection_of(hello.client)
         if isinstance(former, Connection) and not self._replaces(former):
             return
         self._hello = hello
         self.rights = rights
-        self._space = space
-        resumed = space.attach(hello.client, self)
+        self._store = store
+        resumed = store.attach(hello.client, self)
         self.server.proved(self)
-        since, record = space.record(hello.client)
+        since, record = store.record(hello.client)
         self.inform(p.frame(p.Welcome(self.server.epoch, resumed, record, since)))
 
     def inform(self, data: bytes) -> None:
@@ -364,8 +401,8 @@ class Connection(asyncio.Protocol):
         if not self.rights.store:
             why = f"{self.rights.who} may only look, not use the store"
             self.send(p.frame(p.Failure(call.id, p.FAIL_DENIED, why)))
-        elif self._space is not None and self._hello is not None:
-            self._space.call(self._hello.client, call)
+        elif self._store is not None and self._hello is not None:
+            self._store.call(self._hello.client, call)
 
     def _message(self, body: Any, size: int) -> None:
         kind, hello = type(body), self._hello
@@ -376,7 +413,7 @@ class Connection(asyncio.Protocol):
         elif kind is p.Bye:
             self._bye = True
         elif size > self.server.options.event_limit:
-            self._refuse_frame(size, self.server.options.event_limit)
+            self.close(too_long(size, self.server.options.event_limit))
         elif kind is wire.Inquire:
             self._inquire(hello.run, body)  # makes no run: who asks does not take part
         elif kind is wire.Ask:
@@ -386,7 +423,7 @@ class Connection(asyncio.Protocol):
         else:
             self.send(p.frame(wire.Denied(0, self._may_not("take part in a run"))))
 
-    def _run_of(self, run_id: str) -> "RunHost":
+    def _run_of(self, run_id: str) -> RunHost:
         if self._run is None:
             self._run = self.server.run(run_id)
         return self._run
@@ -402,11 +439,12 @@ class Connection(asyncio.Protocol):
             self.send(p.frame(wire.Denied(ask.id, self._may_not(what))))
             return
         if problem := wire.problem(event, server.options.text_limit):
-            self.goodbye(p.GOODBYE_PROTOCOL, problem)
+            self.close(p.Goodbye(p.GOODBYE_PROTOCOL, problem))
             return
         if isinstance(event, Join) and not self._may_join():
             rate = server.options.joins_per_second
-            self.goodbye(p.GOODBYE_LIMIT, f"more than {rate:g} joins a second (joins_per_second)")
+            why = f"more than {rate:g} joins a second (joins_per_second)"
+            self.close(p.Goodbye(p.GOODBYE_LIMIT, why))
             return
         event = wire.cleaned(event)
         if order is not None:
@@ -416,14 +454,16 @@ class Connection(asyncio.Protocol):
     def _may_join(self) -> bool:
         options, now = self.server.options, self.server.loop.time()
         if self._joins is None:
-            self._joins = Allowance(options.joins_per_second, options.joins_at_once, now)
+            self._joins = RateLimit(options.joins_per_second, options.joins_at_once, now)
         return self._joins.take(now)
 
     def _inquire(self, run_id: str, inquiry: wire.Inquire) -> None:
         try:
             answer: wire.Answer | wire.Denied = self._answer(run_id, inquiry)
         except Exception as error:  # a bug; refused, or it would be asked again for ever
-            answer = wire.Denied(inquiry.id, self.server.faults.of_question(error))
+            answer = wire.Denied(
+                inquiry.id, self.server.faults.contain("a question: not answered", error)
+            )
         self.inform(p.frame(answer))
 
     def _answer(self, run_id: str, inquiry: wire.Inquire) -> wire.Answer:

@@ -1,22 +1,16 @@
-"""A fault of ours stays where it happened: one run, or one connection.
+"""Containing bugs of ours: one ends a run or a connection, not the server.
 
-The rules of a run and the contents of its store are its own, so an error in them (a bug) says
-nothing of other runs. That run is closed by name, its members are told what failed, the
-traceback is logged, and the fault is counted in `status` and `/metrics`; all else goes on. The
-same holds for a frame that a connection fails on. What belongs to neither still ends the server
-(`Server._failed`): its state could not be relied on.
+The rules of a run and the contents of its store are its own, so an error in them says nothing
+about other runs. That run is closed by name, its members get the reason, the traceback is
+logged, and the fault is counted in `status` and `/metrics`. The same holds for a frame that a
+connection fails on. An error anywhere else ends the server (`Server._failed`), since its state
+could not be relied on.
 """
 
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
-
-from rallypoint.net import protocol as p
-
-if TYPE_CHECKING:
-    from rallypoint.server.connection import Connection
-    from rallypoint.server.server import Server
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -25,7 +19,7 @@ P = ParamSpec("P")
 
 
 class Guarded(Protocol):
-    """Something whose faults are handled by somebody else."""
+    """An object whose errors another one handles."""
 
     on_fault: OnFault | None
 
@@ -34,7 +28,7 @@ G = TypeVar("G", bound=Guarded)
 
 
 def guarded(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G, P], None]:
-    """Hand what a method raises to `on_fault`, where there is one."""
+    """Pass what a method raises to `on_fault`, if that is set."""
 
     @functools.wraps(method)
     def call(self: G, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -49,50 +43,25 @@ def guarded(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G
 
 
 class Faults:
-    """Counts and contains the faults of one server.
+    """Logs and counts the contained faults of one server."""
 
-    Args:
-        server: whose runs, stores and connections fail.
-    """
-
-    def __init__(self, server: "Server") -> None:
-        self._server = server
+    def __init__(self) -> None:
         self.count = 0
 
-    def of_run(self, run_id: str, error: Exception) -> None:
-        """The rules of a run have failed: close it, tell its members, leave its store."""
-        self._log(f"run {run_id!r}: closed", error)
-        self._server.run(run_id).fail(reason(error))
-        for watcher in self._server.watchers:
-            watcher(run_id)
+    def contain(self, what: str, error: Exception) -> str:
+        """Log and count an error; return what to tell the clients concerned.
 
-    def of_space(self, run_id: str, error: Exception) -> None:
-        """The store of a run has failed: it answers no call any more, and the run is closed."""
-        self._log(f"the store of run {run_id!r}: closed, and its run", error)
-        space = self._server.spaces.get(run_id)
-        if space is not None:
-            space.fail(reason(error))
-        self._server.run(run_id).fail(reason(error))
-        for watcher in self._server.watchers:
-            watcher(run_id)
-
-    def of_connection(self, connection: "Connection", error: Exception) -> None:
-        """A frame could not be handled: end the connection, for good."""
-        self._log(f"the connection of {connection.peer}: ended", error)
-        connection.goodbye(p.GOODBYE_PROTOCOL, reason(error))
-
-    def of_question(self, error: Exception) -> str:
-        """A question could not be answered; return what to say."""
-        self._log("a question: not answered", error)
-        return reason(error)
-
-    def _log(self, what: str, error: Exception) -> None:
+        Args:
+            what: failed, and what becomes of it, for the log.
+            error: to be logged with its traceback.
+        """
         self.count += 1
         logger.error("internal error, %s; all else goes on", what, exc_info=error)
+        return reason(error)
 
 
 def reason(error: Exception) -> str:
-    """Return what those concerned are told."""
+    """Return what clients are told of an error of ours."""
     return (
         f"an internal error of the server ({type(error).__name__}: {error}): please report it, "
         "with what the server has logged"

@@ -124,7 +124,7 @@ def check_exposure(addresses: list[str], options: Options) -> None:
         )
 
 
-def asks_for_owners(options: Options) -> bool:
+def needs_peer_credentials(options: Options) -> bool:
     """Return whether nothing but the user of a process says who may talk to a server."""
     return not (options.token or options.insecure or options.tls.verify_client)
 

@@ -53,7 +53,7 @@ _ANSWER = struct.Struct("=4x4s44xIIIII")  # ports; after the id: expires, queues
 _ANY_STATE = 0xFFFFFFFF
 
 
-class Owners:
+class PeerCredentials:
     """Tells the owners of sockets.
 
     Args:
@@ -142,7 +142,9 @@ class Netlink:
         self._sock.close()
 
 
-def find_owners(loop: asyncio.AbstractEventLoop, listening: socket.socket) -> Owners | None:
+def find_peer_credentials(
+    loop: asyncio.AbstractEventLoop, listening: socket.socket
+) -> PeerCredentials | None:
     """Return what tells owners on this machine, None where nothing does.
 
     Args:
@@ -154,9 +156,9 @@ def find_owners(loop: asyncio.AbstractEventLoop, listening: socket.socket) -> Ow
     with contextlib.suppress(OSError):
         netlink = Netlink()
         if _knows(netlink, listening):
-            return Owners(loop, netlink)
+            return PeerCredentials(loop, netlink)
         netlink.close()
-    return Owners(loop, None) if Path(_TABLES[0]).exists() else None
+    return PeerCredentials(loop, None) if Path(_TABLES[0]).exists() else None
 
 
 def _knows(netlink: Netlink, listening: socket.socket) -> bool:

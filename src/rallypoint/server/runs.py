@@ -6,12 +6,12 @@ moment for more (`SECONDS_A_NODE`): else those who trickle in would cost the squ
 number. The host keeps what the core must not know: connections, when each was last heard, and
 timers.
 
-* Silence is judged by one sweep over all sessions each second (or a tenth of the lease),
+* Silence is judged by one sweep over all connections each second (or a tenth of the lease),
   on this process's monotonic clock. A sweep that comes late shows that this process itself
   was stopped or starved: all leases and timers are extended by that gap (an outage of the
   judge is nobody's death). For one lease from then on a cut connection has a lease, not a
   grace, to come back: clients gave up on a judge that said nothing, and come with backoff.
-* A cut connection starts the grace; a session that resumes within it goes on as before.
+* A cut connection starts the grace; a connection that resumes within it goes on as before.
 * A server that is started again from its journal adopts the runs: see durable.py.
 """
 
@@ -71,7 +71,7 @@ SECONDS_A_NODE = 1e-6  # or so long; a step's copies cost a few hundredths of th
 HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was away
 
 
-class Session(Protocol):
+class NodeConnection(Protocol):
     """A node's connection, as the host sees it."""
 
     node: NodeId | None
@@ -82,11 +82,11 @@ class Session(Protocol):
 
 
 class RunHost:
-    """The state of one run, and the sessions of its nodes."""
+    """The state of one run, and the connections of its nodes."""
 
     def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
         self.state = State(run_id)
-        self.sessions: dict[NodeId, Session] = {}
+        self.connections: dict[NodeId, NodeConnection] = {}
         self.writes = 0
         self.chronicle = Chronicle()
         self.observe: Callable[[Noted], None] | None = None  # told after each step
@@ -96,7 +96,7 @@ class RunHost:
         self._where = where
         self._events: list[Event] = []
         self._flushing = False  # in this turn of the loop
-        self._done: list[tuple[Session, wire.Ask]] = []
+        self._done: list[tuple[NodeConnection, wire.Ask]] = []
         self._timers: dict[Timer, tuple[asyncio.TimerHandle, float]] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
         self._forgiving_until = self._return_until = float("-inf")
@@ -120,53 +120,53 @@ class RunHost:
             self._submit(Disconnected(node))
             self._start_grace(node)
 
-    # -- what sessions ask ----------------------------------------------------------------
+    # -- what connections ask ----------------------------------------------------------------
 
     @guarded
-    def ask(self, session: Session, ask: wire.Ask) -> None:
+    def ask(self, connection: NodeConnection, ask: wire.Ask) -> None:
         """Take an event of a node; it is applied with all others of this loop turn."""
         event = ask.event
         if isinstance(event, Join):
-            self._bind(session, event.node.id)
+            self._bind(connection, event.node.id)
         elif isinstance(event, Leave):
-            self.sessions.pop(event.node, None)
-            session.node = None
+            self.connections.pop(event.node, None)
+            connection.node = None
         self._submit(event)
         if ask.id:
-            self._done.append((session, ask))
+            self._done.append((connection, ask))
 
-    def _bind(self, session: Session, node: NodeId) -> None:
-        if session.node is not None and session.node != node:
-            self.sessions.pop(session.node, None)
-            self._submit(Lost(session.node, Cause.DIED))
-        session.node = node
-        self.sessions[node] = session
+    def _bind(self, connection: NodeConnection, node: NodeId) -> None:
+        if connection.node is not None and connection.node != node:
+            self.connections.pop(connection.node, None)
+            self._submit(Lost(connection.node, Cause.DIED))
+        connection.node = node
+        self.connections[node] = connection
         if self._stop_grace(node):
             self._submit(Reconnected(node))
 
     @guarded
-    def resume(self, session: Session, resume: wire.Resume) -> None:
+    def resume(self, connection: NodeConnection, resume: wire.Resume) -> None:
         """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
         if not all(isinstance(event, Reconnected) for event in self._events):
             self.flush()  # what it is told must be what is; that others are back changes nothing
         member = find(self.state, resume.node)
         if member is not None and self.state.incarnation == resume.incarnation:
-            self._bind(session, resume.node)
+            self._bind(connection, resume.node)
         phase = self.state.phase
-        if session.node != resume.node or isinstance(phase, Closed):
-            session.send(p.frame(wire.Push(self._shut_out(resume))))
+        if connection.node != resume.node or isinstance(phase, Closed):
+            connection.send(p.frame(wire.Push(self._shut_out(resume))))
         elif isinstance(phase, (Gathering, LastCall)) and resume.node in self.state.participants:
             why = self.state.opening
             opened = RoundOpened(resume.incarnation, phase.round, why)
-            session.send(p.frame(wire.Push(opened)))
+            connection.send(p.frame(wire.Push(opened)))
         elif isinstance(phase, Sealed) and resume.node in self.state.participants:
             count = len(self.state.waiting)
             told: wire.Told = WaitingChanged(resume.incarnation, resume.round, count)
             if phase.record.number != resume.round:
                 told = _seat_of(phase, resume.node)
-            session.send(p.frame(wire.Push(told)))
+            connection.send(p.frame(wire.Push(told)))
         for notice in notices.standing(self.state, resume.node):
-            session.send(p.frame(wire.Push(notice)))
+            connection.send(p.frame(wire.Push(notice)))
 
     def _shut_out(self, resume: wire.Resume) -> wire.Told:
         inc, closed = self.state.incarnation, run_closed(self.state)
@@ -181,12 +181,12 @@ class RunHost:
         return shut_out(self.state, resume.node, unknown)
 
     @guarded
-    def disconnected(self, session: Session) -> None:
+    def disconnected(self, connection: NodeConnection) -> None:
         """A connection is gone without a leave: its grace begins (L1)."""
-        node = session.node
-        if node is None or self.sessions.get(node) is not session:
+        node = connection.node
+        if node is None or self.connections.get(node) is not connection:
             return
-        del self.sessions[node]
+        del self.connections[node]
         if self.state.settings is None:
             self.flush()  # its join may be the first one
         self._submit(Disconnected(node))
@@ -226,15 +226,15 @@ class RunHost:
         if gap > 0:
             self._forgive(now, gap, lease)
         oldest = now - lease
-        for node, session in self.sessions.items():
-            if session.heard_at < oldest:
+        for node, connection in self.connections.items():
+            if connection.heard_at < oldest:
                 self._submit(Lost(node, Cause.LEASE))
 
     def _forgive(self, now: float, gap: float, lease: float) -> None:
         self._forgiving_until = now + lease
         self._return_until += gap
-        for session in self.sessions.values():
-            session.heard_at = min(now, session.heard_at + gap)
+        for connection in self.connections.values():
+            connection.heard_at = min(now, connection.heard_at + gap)
         for node in list(self._graces):
             self._stop_grace(node)
             self._start_grace(node)
@@ -247,7 +247,7 @@ class RunHost:
 
     def _submit(self, event: Event) -> None:
         self._events.append(event)
-        nodes = len(self.sessions)
+        nodes = len(self.connections)
         if nodes <= AT_ONCE_NODES or not isinstance(event, IN_CROWDS):
             if not self._flushing:
                 self._flushing = True
@@ -273,11 +273,11 @@ class RunHost:
                 to = tuple(node for node in to if node not in asked)
             self._send(to, send.message)
         done, self._done = self._done, []
-        for session, ask in done:
+        for connection, ask in done:
             closed = run_closed(self.state)
             if closed is not None and isinstance(ask.event, Close):
-                session.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
-            session.send(p.frame(wire.Done(ask.id)))
+                connection.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
+            connection.send(p.frame(wire.Done(ask.id)))
         self._log(step)
         self._set_timers(step)
         now = self._loop.time()
@@ -295,16 +295,16 @@ class RunHost:
         self.mark()
         for send in step.messages:
             self._send(send.to, send.message)
-        for session, ask in done:
-            session.send(p.frame(wire.Done(ask.id)))
+        for connection, ask in done:
+            connection.send(p.frame(wire.Done(ask.id)))
         try:
             self.chronicle.note(before, (), step.state, self._loop.time(), self._heard)
         except Exception:
             logger.exception("run %s: its history could not be written", self.state.run_id)
 
     def _heard(self, node: NodeId) -> float | None:
-        session = self.sessions.get(node)
-        return None if session is None else session.heard_at
+        connection = self.connections.get(node)
+        return None if connection is None else connection.heard_at
 
     def _log(self, step: Step) -> None:
         if logger.isEnabledFor(logging.INFO) and (reason := step.reason) != self._reason:
@@ -336,19 +336,19 @@ class RunHost:
         if isinstance(message, RoundSealed):
             seats = {seat.node.id: seat.rank for seat in message.record.seats}
             for node in to:
-                session = self.sessions.get(node)
-                if session is not None:
+                connection = self.connections.get(node)
+                if connection is not None:
                     seat = assignment(message.record, seats[node])
-                    session.send(p.frame(wire.Push(wire.Seated(seat))))
+                    connection.send(p.frame(wire.Push(wire.Seated(seat))))
             return
         data = p.frame(wire.Push(message))
         for node in to:
-            session = self.sessions.get(node)
-            if session is not None:
-                session.send(data)
+            connection = self.connections.get(node)
+            if connection is not None:
+                connection.send(data)
                 if isinstance(message, (RunClosed, Refused)) and find(self.state, node) is None:
-                    del self.sessions[node]
-                    session.node = None
+                    del self.connections[node]
+                    connection.node = None
 
     # -- questions ------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class RunHost:
 
     def is_idle(self) -> bool:
         """Return whether no node is live, connected or awaited."""
-        nobody = not self.sessions and not self._graces and not self._events
+        nobody = not self.connections and not self._graces and not self._events
         return nobody and not any(explain.rows(self.state))
 
     def stop(self) -> None:

@@ -2,14 +2,20 @@
 
 import asyncio
 import errno
+import functools
 import logging
 import os
+import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from rallypoint import __version__
 from rallypoint.core.state import State
 from rallypoint.net import protocol as p
 from rallypoint.net.tls import stamp
@@ -20,23 +26,22 @@ from rallypoint.rendezvous.reports.history import Noted
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server.connection import Connection
-from rallypoint.server.connection_limits import Gate, raise_file_limit
-from rallypoint.server.counters import Tally
 from rallypoint.server.fault import Faults
-from rallypoint.server.options import Options, asks_for_owners, check_exposure, exposure
-from rallypoint.server.peer_credentials import find_owners
-from rallypoint.server.receive_budget import STALLED, Arrivals
+from rallypoint.server.limits import STALLED, ConnectionLimits, ReceiveBudget
+from rallypoint.server.options import Options, check_exposure, exposure, needs_peer_credentials
+from rallypoint.server.peer_credentials import find_peer_credentials
 from rallypoint.server.runs import RunHost
-from rallypoint.server.status import server_status
-from rallypoint.server.store_host import Space
+from rallypoint.server.status import Counters, newest_runs, run_line
+from rallypoint.server.store_host import StoreHost
 from rallypoint.server.tls import ServerTLS, TLSLayer
 
 if TYPE_CHECKING:
-    from rallypoint.server.journal.persistence import Keeper
+    from rallypoint.server.journal.persistence import Persistence
 
 logger = logging.getLogger("rallypoint.server")
 
 SWEEP_SECONDS = 0.5
+RUNS_SHOWN = 500
 BACKLOG = 65_535  # the kernel lowers it to somaxconn
 ENDED_RUNS_KEPT = 10_000
 PORT_TRIES = 16  # for one that is free on all addresses of a name
@@ -60,19 +65,21 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.epoch = time.time_ns() // 1000  # an identity that grows with each start
         self.requests = 0
-        self.bytes_in = self.bytes_out = 0
-        self.lag_seconds = self.worst_lag_seconds = 0.0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.lag_seconds = 0.0
+        self.worst_lag_seconds = 0.0
         self.started_at = self.loop.time()
-        self.tally = Tally()
-        self.faults = Faults(self)
-        self.watchers: set[Callable[[str], None]] = set()  # told of runs that have changed
+        self.counters = Counters()
+        self.faults = Faults()
+        self.watchers: set[Callable[[str], None]] = set()  # called with a run that has changed
         self.connections: set[Connection] = set()
         self.runs: dict[str, RunHost] = {}
-        self.spaces: dict[str, Space] = {}
+        self.stores: dict[str, StoreHost] = {}
         self._sockets = sockets
         self._token_stamp = stamp(options.token.path) if hasattr(options.token, "path") else None
-        self.gate = Gate(options)
-        self.arrivals = Arrivals(options.arriving_limit)
+        self.connection_limits = ConnectionLimits[Connection](options, raise_file_limit())
+        self.receive_budget = ReceiveBudget[Connection](options.arriving_limit)
         self.keyring = Keyring(current(options.token))  # what was good last, not at the start
         self.tls = ServerTLS(options.tls) if options.tls.for_servers else None
         self._servers: list[asyncio.Server] = []
@@ -83,17 +90,20 @@ class Server:
         self._empty_since = self.loop.time()
         self._had_clients = False
         self.on_empty: Callable[[], None] | None = None
-        self.keeper: Keeper | None = None  # makes it durable
+        self.persistence: Persistence | None = None
         self.role = ""  # among several servers, for people
         self.leads = True
         self.where = endpoint_of(sockets[0])
-        self.owners = find_owners(self.loop, sockets[0]) if asks_for_owners(options) else None
-        owner = None if self.owners is None else os.geteuid()
+        self.peer_credentials = (
+            find_peer_credentials(self.loop, sockets[0])
+            if needs_peer_credentials(options)
+            else None
+        )
+        owner = None if self.peer_credentials is None else os.geteuid()
         self.access = exposure([str(s.getsockname()[0]) for s in sockets], options, owner)
 
     async def start(self) -> None:
         """Listen."""
-        self.gate.fit(raise_file_limit())
         self.loop.set_exception_handler(self._failed)
         for sock in self._sockets:
             server = await self.loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
@@ -107,7 +117,9 @@ class Server:
 
     def new_connection(self) -> Connection:
         """Return what a client's connection is handled by."""
-        return Connection(self) if self.keeper is None else self.keeper.connection(self)
+        if self.persistence is None:
+            return Connection(self)
+        return self.persistence.connection(self)
 
     async def serve(self) -> None:
         """Serve until `stop`, or until empty where that was asked for; raise what broke it."""
@@ -128,22 +140,23 @@ class Server:
         for run in self.runs.values():
             run.stop()
         why = "the server is shutting down"
-        if self.keeper is not None:
-            why += f"; its runs are kept in {self.keeper.scribe.where}, for the next one"
-            unsaved = await self.keeper.finish(list(self.connections), STORE_SECONDS)
+        if self.persistence is not None:
+            why += f"; its runs are kept in {self.persistence.group_commit.where}, for the next one"
+            unsaved = await self.persistence.finish(list(self.connections), STORE_SECONDS)
             self._failure = self._failure or unsaved
+        goodbye = p.Goodbye(p.GOODBYE_SHUTDOWN, why)
         for connection in list(self.connections):
-            connection.goodbye(p.GOODBYE_SHUTDOWN, why)
+            connection.close(goodbye)
         deadline = self.loop.time() + SHUTDOWN_SECONDS
         while self.connections and self.loop.time() < deadline:
             await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.abort()
-        if self.owners is not None:
-            self.owners.close()
+        if self.peer_credentials is not None:
+            self.peer_credentials.close()
         await asyncio.sleep(0)  # the transports' own closing callbacks
-        if self.keeper is not None:
-            self.keeper.close()
+        if self.persistence is not None:
+            self.persistence.close()
 
     def fence(self, error: BaseException) -> None:
         """End at once, and answer nobody any more: this server may not speak for its runs."""
@@ -169,20 +182,24 @@ class Server:
 
     def opened(self, connection: Connection) -> None:
         """A connection has been accepted."""
+        others = len(self.connections)
         self.connections.add(connection)
-        self.gate.enter(connection, len(self.connections) - 1)
-        if self._ended.is_set():  # accepted as this server ended: it may come again, to another
-            connection.goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down")
+        address, now = connection.address, connection.heard_at
+        refusal = self.connection_limits.enter(connection, address, others, now)
+        if refusal is not None:
+            refusal.connection.close(refusal.goodbye)
+        if self._ended.is_set():  # its client may reconnect, to another server
+            connection.close(p.Goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down"))
 
     def proved(self, connection: Connection) -> None:
         """Its handshake is done."""
-        self.gate.proved(connection)
+        self.connection_limits.proved(connection)
         self._had_clients = True
 
     def closed(self, connection: Connection) -> None:
-        """It is gone."""
+        """It is closed."""
         self.connections.discard(connection)
-        self.gate.leave(connection)
+        self.connection_limits.leave(connection, connection.address)
         if not self.connections:
             self._empty_since = self.loop.time()
             self.tell_if_empty()
@@ -201,15 +218,33 @@ class Server:
                 run_id, self.loop, f"the server at {self.where}"
             )
             run.observe = partial(self._observed, run_id)
-            run.on_fault = partial(self.faults.of_run, run_id)
-            if self.keeper is not None:
-                self.keeper.keep_run(run_id, run)
+            run.on_fault = partial(self._run_failed, run_id)
+            if self.persistence is not None:
+                self.persistence.keep_run(run_id, run)
         return run
 
     def _observed(self, run_id: str, noted: Noted) -> None:
-        self.tally.note(noted)
+        self.counters.note(noted)
+        self._notify_watchers(run_id)
+
+    def _notify_watchers(self, run_id: str) -> None:
         for watcher in self.watchers:
             watcher(run_id)
+
+    def _run_failed(self, run_id: str, error: Exception) -> None:
+        """Close a run whose rules have failed; its store stays."""
+        self.run(run_id).fail(self.faults.contain(f"run {run_id!r}: closed", error))
+        self._notify_watchers(run_id)
+
+    def _store_failed(self, run_id: str, error: Exception) -> None:
+        """Close a run whose store has failed; the store answers no call any more."""
+        what = f"the store of run {run_id!r}: closed, and its run"
+        why = self.faults.contain(what, error)
+        store = self.stores.get(run_id)
+        if store is not None:
+            store.fail(why)
+        self.run(run_id).fail(why)
+        self._notify_watchers(run_id)
 
     def report(self, run_id: str, brief: bool = False) -> Report:
         """Return what a run is doing; one that nobody has joined is not made by asking."""
@@ -219,20 +254,44 @@ class Server:
         return run.brief() if brief else run.report()
 
     def status(self) -> ServerStatus:
-        """Return how this server is, and the list of its runs."""
-        return server_status(self)
+        """Return how this server is, and its newest runs, open ones first."""
+        now = self.loop.time()
+        shown = newest_runs(self.runs.values(), RUNS_SHOWN)
+        persistence = self.persistence
+        return ServerStatus(
+            endpoint=self.where,
+            version=__version__,
+            protocol=p.PROTOCOL_VERSION,
+            pid=os.getpid(),
+            uptime_seconds=now - self.started_at,
+            wall_time=time.time(),
+            connections=len(self.connections),
+            requests=self.requests,
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            faults=self.faults.count,
+            lag_seconds=self.lag_seconds,
+            worst_lag_seconds=self.worst_lag_seconds,
+            memory_bytes=_process().memory_info().rss,
+            store_bytes=sum(store.keys.stored_bytes for store in self.stores.values()),
+            run_count=len(self.runs),
+            runs=tuple(run_line(run, now) for run in shown),
+            access=self.access,
+            role=self.role,
+            durable=None if persistence is None else persistence.group_commit.durability(),
+        )
 
-    def space(self, run_id: str) -> Space | None:
+    def store(self, run_id: str) -> StoreHost | None:
         """Return the run's store, made when first asked for; None: there are too many."""
-        space = self.spaces.get(run_id)
-        if space is None and len(self.spaces) < self.options.runs_limit:
-            return self.new_space(run_id)
-        return space
+        store = self.stores.get(run_id)
+        if store is None and len(self.stores) < self.options.runs_limit:
+            return self.new_store(run_id)
+        return store
 
-    def new_space(self, run_id: str) -> Space:
+    def new_store(self, run_id: str) -> StoreHost:
         """Make a run's store."""
         options = self.options
-        space = self.spaces[run_id] = Space(
+        store = self.stores[run_id] = StoreHost(
             self.loop,
             options.store_limit,
             options.frame_limit,
@@ -242,14 +301,14 @@ class Server:
             limit_keys=options.keys_limit,
             key_bytes=options.key_limit,
         )
-        space.on_fault = partial(self.faults.of_space, run_id)
-        if self.keeper is not None:
-            self.keeper.keep_space(run_id, space)
-        return space
+        store.on_fault = partial(self._store_failed, run_id)
+        if self.persistence is not None:
+            self.persistence.keep_store(run_id, store)
+        return store
 
-    def _drop_space(self, run_id: str) -> None:
-        if self.spaces.pop(run_id, None) is not None and self.keeper is not None:
-            self.keeper.forget_space(run_id)
+    def _drop_store(self, run_id: str) -> None:
+        if self.stores.pop(run_id, None) is not None and self.persistence is not None:
+            self.persistence.forget_store(run_id)
 
     # -- housekeeping ---------------------------------------------------------------------
 
@@ -262,19 +321,20 @@ class Server:
         self._swept_at = now
         if gap:
             logger.warning("this server was held up for %.1f s; leases are extended by that", gap)
-        if self.keeper is not None and self.keeper.scribe.is_behind(SWEEP_SECONDS):
-            gap = late + SWEEP_SECONDS  # who is told nothing need not act
+        if self.persistence is not None and self.persistence.group_commit.is_behind(SWEEP_SECONDS):
+            gap = late + SWEEP_SECONDS  # clients awaiting a commit are not idle
         for run in self.runs.values():
             run.sweep(now, gap)
-        for name, space in list(self.spaces.items()):
-            space.forget(now - self.options.resume_seconds - gap)
-            if space.is_unused and name not in self.runs:
-                self._drop_space(name)
-        for connection in self.gate.overdue(now - self.options.handshake_seconds - gap):
-            reason = f"no handshake within {self.options.handshake_seconds:g} s"
-            connection.goodbye(p.GOODBYE_LIMIT, reason)
-        for connection in self.arrivals.stalled(now) if not gap else ():
-            connection.goodbye(p.GOODBYE_BUSY, STALLED)
+        for name, store in list(self.stores.items()):
+            store.forget(now - self.options.resume_seconds - gap)
+            if store.is_unused and name not in self.runs:
+                self._drop_store(name)
+        for refusal in self.connection_limits.overdue(now, gap):
+            refusal.connection.close(refusal.goodbye)
+        if not gap:
+            received = {each: each.buffered for each in self.receive_budget.receiving()}
+            for connection in self.receive_budget.stalled(received, now):
+                connection.close(STALLED)
         self._reload()
         self._forget_ended_runs()
         self._end_if_empty(now)
@@ -304,9 +364,9 @@ class Server:
         if excess > 0:
             for name in [name for name, run in self.runs.items() if run.is_idle()][:excess]:
                 self.runs.pop(name).stop()
-                if self.keeper is not None:
-                    self.keeper.forget_run(name)
-                self._drop_space(name)
+                if self.persistence is not None:
+                    self.persistence.forget_run(name)
+                self._drop_store(name)
 
     def _end_if_empty(self, now: float) -> None:
         options = self.options
@@ -320,6 +380,23 @@ class Server:
         if now - self._empty_since >= wait:
             logger.info("the last client has gone; ending")
             self.stop()
+
+
+@functools.cache
+def _process() -> psutil.Process:
+    return psutil.Process()
+
+
+def raise_file_limit() -> int:
+    """Allow as many open files as the system lets this process have; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:  # macOS names a hard limit that it refuses
+            logger.info("file limit stays at %d: %s", soft, error)
+            hard = soft
+    return hard if hard != resource.RLIM_INFINITY else sys.maxsize
 
 
 def endpoint_of(sock: socket.socket) -> str:

@@ -6,7 +6,7 @@ they have had no effect, so the client that comes back just sends them again. Th
 calls that did have an effect are kept until the client has acknowledged them, so that a call
 that is sent again takes effect exactly once.
 
-With a journal, a `SpaceNotes` is told what has changed before anybody is answered.
+With a journal, a `StoreChanges` is told what has changed before anybody is answered.
 
 What clients can make a space keep is limited: keys and bytes by the keyspace, waiting calls
 by number and by the bytes of their keys, kept answers by their bytes, and clients that went
@@ -22,7 +22,7 @@ from rallypoint.errors import StoreError, StoreLimitError, StoreTimeoutError, St
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import defaults
 from rallypoint.server.fault import OnFault, guarded
-from rallypoint.server.timer_queue import Deadlines
+from rallypoint.server.timer_queue import TimerQueue
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import ENTRY_BYTES
 
@@ -36,7 +36,7 @@ _records = itertools.count(1)  # of all spaces: one that is made anew gives no n
 _REPEATABLE = frozenset(p.REPEATABLE)
 
 
-class Peer(Protocol):
+class ClientConnection(Protocol):
     """A client's connection, as the space sees it."""
 
     def send(self, data: bytes) -> None:
@@ -46,7 +46,7 @@ class Peer(Protocol):
         """Write one frame that tells nothing of the space, before those that are held."""
 
 
-class SpaceNotes(Protocol):
+class StoreChanges(Protocol):
     """Whoever stores a space (ledger.py)."""
 
     clients: dict[bytes, None]
@@ -60,17 +60,17 @@ class SpaceNotes(Protocol):
         """Keys or clients have changed."""
 
 
-class Client:
+class ClientRecord:
     """What a space keeps of one client object, across its connections.
 
     `record` numbers it among those that the server of epoch `since` has made.
     """
 
     __slots__ = (
+        "connection",
         "gone_at",
         "newest",
         "parked",
-        "peer",
         "record",
         "result_bytes",
         "results",
@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, since: int, record: int) -> None:
         self.since, self.record = since, record
-        self.peer: Peer | None = None
+        self.connection: ClientConnection | None = None
         self.results: dict[int, bytes] = {}
         self.result_bytes = self.newest = 0
         self.parked: dict[int, p.StoreRequest] = {}
@@ -109,7 +109,7 @@ class Client:
             self.result_bytes -= len(data) + RESULT_BYTES
 
 
-class Space:
+class StoreHost:
     """One run's keyspace and the clients that use it.
 
     Args:
@@ -138,30 +138,30 @@ class Space:
         self._waiters_limit, self._results_limit = waiters_limit, results_limit
         self._named_bytes = 0
         self.keys = Keyspace(limit_bytes, **limits)
-        self._deadlines = Deadlines[tuple[bytes, int]](loop, self._expire)
-        self.clients: dict[bytes, Client] = {}
+        self._deadlines = TimerQueue[tuple[bytes, int]](loop, self._expire)
+        self.clients: dict[bytes, ClientRecord] = {}
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.calls = 0
         self.broken = ""  # why it answers no call any more
         self.on_fault: OnFault | None = None
-        self.notes: SpaceNotes | None = None
+        self.changes: StoreChanges | None = None
         self._epoch = epoch
 
-    def peer(self, client_id: bytes) -> Peer | None:
+    def connection_of(self, client_id: bytes) -> ClientConnection | None:
         """Return the present connection of a client, None if it has none."""
         client = self.clients.get(client_id)
-        return None if client is None else client.peer
+        return None if client is None else client.connection
 
-    def attach(self, client_id: bytes, peer: Peer) -> bool:
+    def attach(self, client_id: bytes, connection: ClientConnection) -> bool:
         """A client's connection is there; return whether its last results are still known."""
         known = self.clients.get(client_id)
         if known is None:
-            known = self.clients[client_id] = Client(self._epoch, next(_records))
-            known.peer = peer
+            known = self.clients[client_id] = ClientRecord(self._epoch, next(_records))
+            known.connection = connection
             self._note(client_id)
             return False
         self._cancel_parked(client_id, known)
-        known.peer, known.gone_at = peer, None
+        known.connection, known.gone_at = connection, None
         self._gone.pop(client_id, None)
         return True
 
@@ -174,7 +174,7 @@ class Space:
         self, client_id: bytes, since: int, record: int, results: dict[int, bytes]
     ) -> None:
         """Know a client of a server that was; as if its connection had just been cut."""
-        client = self.clients[client_id] = Client(since, record)
+        client = self.clients[client_id] = ClientRecord(since, record)
         for call_id, data in results.items():
             client.keep(call_id, data)
         client.gone_at = self._loop.time()
@@ -182,20 +182,20 @@ class Space:
 
     def _note(self, client_id: bytes) -> None:
         """A client's record is to be stored."""
-        if self.notes is not None:
-            self.notes.clients[client_id] = None
-            self.notes.mark()
+        if self.changes is not None:
+            self.changes.clients[client_id] = None
+            self.changes.mark()
 
-    def detach(self, client_id: bytes, peer: Peer, for_good: bool) -> None:
+    def detach(self, client_id: bytes, connection: ClientConnection, for_good: bool) -> None:
         """A client's connection is gone (ignored when another one has replaced it)."""
         client = self.clients.get(client_id)
-        if client is None or client.peer is not peer:
+        if client is None or client.connection is not connection:
             return
         self._cancel_parked(client_id, client)
         if for_good:
             self._let_go(client_id)
             return
-        client.peer, client.gone_at = None, self._loop.time()
+        client.connection, client.gone_at = None, self._loop.time()
         self._gone[client_id] = None
         if len(self._gone) > GONE_KEPT:
             self._let_go(self._gone.popitem(last=False)[0])
@@ -236,13 +236,13 @@ class Space:
             self._answer(client, p.frame(p.Failure(call.id, p.FAIL_FAULT, self.broken)))
 
     @guarded
-    def _execute(self, client_id: bytes, client: Client, call: p.Call) -> None:
+    def _execute(self, client_id: bytes, client: ClientRecord, call: p.Call) -> None:
         self.calls += 1
         request, kind = call.request, type(call.request)
-        if self.notes is not None and self.notes.trouble and kind not in _REPEATABLE:
-            if client.peer is not None:  # what is held waits for room; this need not
-                refusal = _failure(call.id, StoreLimitError(self.notes.trouble))
-                client.peer.send_at_once(refusal)
+        if self.changes is not None and self.changes.trouble and kind not in _REPEATABLE:
+            if client.connection is not None:  # what is held waits for room; this need not
+                refusal = _failure(call.id, StoreLimitError(self.changes.trouble))
+                client.connection.send_at_once(refusal)
             return
         try:
             if kind in _MAY_WAIT or client.result_bytes > self._results_limit:
@@ -258,8 +258,8 @@ class Space:
             if kind not in _REPEATABLE:
                 client.keep(call.id, data)
                 self._note(client_id)
-            if client.peer is not None:
-                client.peer.send(data)
+            if client.connection is not None:
+                client.connection.send(data)
         if self.keys.done:
             self._complete()
 
@@ -272,7 +272,7 @@ class Space:
             for call_id in waiting:
                 self._answer(client, p.frame(p.Failure(call_id, p.FAIL_FAULT, why)))
 
-    def _check_room(self, client: Client, request: p.StoreRequest) -> None:
+    def _check_room(self, client: ClientRecord, request: p.StoreRequest) -> None:
         if client.result_bytes > self._results_limit:
             raise StoreLimitError(
                 f"{client.result_bytes} bytes of answers of this client are kept, above the limit "
@@ -293,7 +293,7 @@ class Space:
             )
 
     def _park(
-        self, client_id: bytes, client: Client, call_id: int, request: p.StoreRequest
+        self, client_id: bytes, client: ClientRecord, call_id: int, request: p.StoreRequest
     ) -> None:
         if isinstance(request, _WAITING) and call_id not in client.parked:
             wait = min(request.timeout, LONGEST_WAIT_SECONDS)
@@ -334,7 +334,7 @@ class Space:
         if error is not None:
             self._answer(client, _failure(call_id, error))
 
-    def _cancel_parked(self, client_id: bytes, client: Client) -> None:
+    def _cancel_parked(self, client_id: bytes, client: ClientRecord) -> None:
         for call_id, request in client.parked.items():
             self._deadlines.remove((client_id, call_id))
             self._named_bytes -= _named_bytes(request)
@@ -352,9 +352,9 @@ class Space:
         return data
 
     @staticmethod
-    def _answer(client: Client, data: bytes) -> None:
-        if client.peer is not None:
-            client.peer.send(data)
+    def _answer(client: ClientRecord, data: bytes) -> None:
+        if client.connection is not None:
+            client.connection.send(data)
 
 
 def _named_bytes(request: p.StoreRequest) -> int:

@@ -15,7 +15,7 @@ SOONEST_SECONDS = 0.001  # what loops count in
 K = TypeVar("K", bound=Hashable)
 
 
-class Deadlines(Generic[K]):
+class TimerQueue(Generic[K]):
     """Calls `over` with each key whose time is over.
 
     Args:

@@ -10,16 +10,13 @@ import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from rallypoint.errors import ParameterError
 from rallypoint.net import protocol as p
 from rallypoint.net.certificate import ends
 from rallypoint.net.tls import TLS, stamp, unusable
 from rallypoint.net.tls_socket import binding
-
-if TYPE_CHECKING:
-    from rallypoint.server.connection import Connection
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -91,6 +88,31 @@ def _unusable(files: TLS, error: OSError) -> ParameterError:
     return unusable(files, error)
 
 
+class PlainConnection(Protocol):
+    """The connection inside: an `asyncio.Protocol` for the decrypted bytes."""
+
+    peer: str
+    binding: bytes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes."""
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+
+    def close(self, goodbye: p.Goodbye) -> None:
+        """Close it and say why."""
+
+
 class TLSLayer(asyncio.Protocol):
     """TLS over one accepted connection.
 
@@ -99,7 +121,7 @@ class TLSLayer(asyncio.Protocol):
         connection: gets the decrypted bytes, and has this layer as its transport.
     """
 
-    def __init__(self, tls: ServerTLS, connection: "Connection") -> None:
+    def __init__(self, tls: ServerTLS, connection: PlainConnection) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = tls.context.wrap_bio(self._in, self._out, server_side=True)
         self._connection = connection
@@ -149,10 +171,8 @@ class TLSLayer(asyncio.Protocol):
     def _shake(self, data: bytes) -> bool:
         if not self._has_begun and data[0] != _HANDSHAKE:
             self._is_plain = True
-            self._connection.goodbye(
-                p.GOODBYE_PROTOCOL,
-                "this server speaks TLS: give its authority (RALLYPOINT_TLS_CA, tls_ca)",
-            )
+            why = "this server speaks TLS: give its authority (RALLYPOINT_TLS_CA, tls_ca)"
+            self._connection.close(p.Goodbye(p.GOODBYE_PROTOCOL, why))
             return False
         self._has_begun = True
         self._tls.do_handshake()

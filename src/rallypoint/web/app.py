@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rallypoint.rendezvous.reports.status import SCHEMA, RunStatus, Status, run_status
-from rallypoint.server.peer_credentials import Owners, may_talk, refusal
+from rallypoint.server.peer_credentials import PeerCredentials, may_talk, refusal
 from rallypoint.server.server import Server
 from rallypoint.web.feed import Feed
 from rallypoint.web.guard import COOKIE, COOKIE_SECONDS, HEADERS, Guard
@@ -44,7 +44,7 @@ class Doors:
         owners: on loopback, tells whose process asks: this user's and root's may without a token.
     """
 
-    def __init__(self, app: ASGIApp, guard: Guard, owners: Owners | None = None) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, owners: PeerCredentials | None = None) -> None:
         self._app, self._guard, self._owners = app, guard, owners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +219,9 @@ def _file(name: str) -> Response:
     return Response(path.read_bytes(), media_type=TYPES[suffix])
 
 
-def make_app(server: Server, guard: Guard, owners: Owners | None = None) -> tuple[Starlette, Feed]:
+def make_app(
+    server: Server, guard: Guard, owners: PeerCredentials | None = None
+) -> tuple[Starlette, Feed]:
     """Return the application and its feed, which must be ended before the server is."""
     pages = Pages(server, guard)
     doors = Middleware(Doors, guard=guard, owners=owners)

@@ -9,7 +9,7 @@ import uvicorn
 
 from rallypoint.net.tokens import Keyring
 from rallypoint.server.options import is_loopback
-from rallypoint.server.peer_credentials import find_owners
+from rallypoint.server.peer_credentials import find_peer_credentials
 from rallypoint.server.server import Server
 from rallypoint.web.app import make_app
 from rallypoint.web.guard import Guard
@@ -41,7 +41,7 @@ class Listener:
         local = all(is_loopback(str(sock.getsockname()[0])) for sock in sockets)
         nobody = Keyring(b"")
         asks = local and not server.options.insecure
-        self._owners = find_owners(server.loop, sockets[0]) if asks else None
+        self._owners = find_peer_credentials(server.loop, sockets[0]) if asks else None
         is_open = local and self._owners is None
         guard = Guard(lambda: nobody if is_open else server.keyring, names)
         app, self._feed = make_app(server, guard, self._owners)

@@ -1,6 +1,6 @@
 """All figures in Prometheus' form, read from the server when they are asked for.
 
-Nothing is counted here: the server counts plain numbers (`server.tally`), and a scrape turns
+Nothing is counted here: the server counts plain numbers (`server.counters`), and a scrape turns
 them into metrics. Runs are labels only while they are open, and only `RUNS_LABELLED` of them,
 so that a server with many runs does not flood its monitoring.
 """
@@ -18,10 +18,9 @@ from prometheus_client.registry import Collector
 
 from rallypoint.core import explain
 from rallypoint.core.state import PLACES, round_number
-from rallypoint.server.counters import Histogram
 from rallypoint.server.runs import RunHost
 from rallypoint.server.server import Server
-from rallypoint.server.status import newest_runs
+from rallypoint.server.status import Histogram, newest_runs
 
 RUNS_LABELLED = 100
 PHASES = ("gathering", "last call", "sealed", "closed")
@@ -66,30 +65,32 @@ class ServerCollector(Collector):
         yield _gauge("rallypoint_memory_bytes", "Resident memory.", status.memory_bytes)
         yield _gauge("rallypoint_store_bytes", "Bytes in all stores.", status.store_bytes)
         yield from self._durable()
-        keys = sum(len(space.clients) for space in self._server.spaces.values())
+        keys = sum(len(store.clients) for store in self._server.stores.values())
         yield _gauge("rallypoint_store_clients", "Clients of all stores.", keys)
 
     def _durable(self) -> Iterator[Metric]:
-        keeper = self._server.keeper
-        if keeper is None:
+        persistence = self._server.persistence
+        if persistence is None:
             return
-        scribe = keeper.scribe
-        yield _counter("rallypoint_commits", "Batches stored.", scribe.commits)
-        yield _counter("rallypoint_commit_entries", "Entries written.", scribe.entries)
-        yield _counter("rallypoint_commit_seconds", "Time of all commits.", scribe.commit_seconds)
+        group_commit = persistence.group_commit
+        yield _counter("rallypoint_commits", "Batches stored.", group_commit.commits)
+        yield _counter("rallypoint_commit_entries", "Entries written.", group_commit.entries)
+        yield _counter(
+            "rallypoint_commit_seconds", "Time of all commits.", group_commit.commit_seconds
+        )
         full = "Whether nothing can be stored for want of room."
-        yield _gauge("rallypoint_journal_full", full, float(bool(scribe.trouble)))
+        yield _gauge("rallypoint_journal_full", full, float(bool(group_commit.trouble)))
 
     def _totals(self) -> Iterator[Metric]:
-        tally = self._server.tally
-        yield _counter("rallypoint_rounds_sealed", "Rounds that were agreed.", tally.rounds)
+        counters = self._server.counters
+        yield _counter("rallypoint_rounds_sealed", "Rounds that were agreed.", counters.rounds)
         help_seal = "From the opening of a round to its sealing."
-        yield _histogram("rallypoint_seal_seconds", help_seal, tally.seal)
+        yield _histogram("rallypoint_seal_seconds", help_seal, counters.seal)
         help_detect = "From the last sign of a lost node to its being counted as lost."
-        yield _histogram("rallypoint_detect_seconds", help_detect, tally.detect)
+        yield _histogram("rallypoint_detect_seconds", help_detect, counters.detect)
         losses = CounterMetricFamily("rallypoint_losses", "Lost nodes by cause.", labels=["cause"])
         for cause in ("lease", "disconnect", "process", "rejoin"):
-            losses.add_metric([cause], tally.losses[cause])
+            losses.add_metric([cause], counters.losses[cause])
         yield losses
 
     def _runs(self) -> Iterator[Metric]:
@@ -110,7 +111,7 @@ class ServerCollector(Collector):
         yield from self._open_runs()
 
     def _open_runs(self) -> Iterator[Metric]:
-        shown = newest_runs(self._server, RUNS_LABELLED)
+        shown = newest_runs(self._server.runs.values(), RUNS_LABELLED)
         open_runs = [run for run in shown if explain.phase_name(run.state) != "closed"]
         now = self._server.loop.time()
         labels = ["run"]

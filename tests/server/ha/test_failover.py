@@ -130,7 +130,7 @@ def test_who_has_lost_the_office_answers_nobody(
     with store_at(first, second) as store:
         assert store.add("count", 1) == 1
         for number in range(2, 5):
-            leader = first if first.servers[-1].keeper is not None else second
+            leader = first if first.servers[-1].persistence is not None else second
             before = leader.servers[-1]
             leader.oust()
             assert store.add("count", 1) == number

@@ -30,8 +30,8 @@ def words(view: View) -> tuple[str, str]:
         assert not server.leads
         for sock in sockets:
             sock.close()
-        if server.owners is not None:
-            server.owners.close()
+        if server.peer_credentials is not None:
+            server.peer_credentials.close()
         return server.who_leads()
 
     return asyncio.run(look())

@@ -13,7 +13,7 @@ from rallypoint.server.journal.group_commit import (
     AGAIN_SECONDS,
     Changes,
     Done,
-    Scribe,
+    GroupCommit,
     WriterThread,
 )
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
@@ -58,34 +58,34 @@ class Reader:
 
 
 class Desk:
-    """A scribe with everything around it."""
+    """A group_commit with everything around it."""
 
     def __init__(self) -> None:
         self.loop, self.pen, self.failures = FakeLoop(), Pen(), list[BaseException]()
         self.journal = MemoryJournal(Shelf())
         self.journal.open(Deadline(1))
         loop = cast(asyncio.AbstractEventLoop, self.loop)
-        self.scribe = Scribe(loop, self.journal, self.pen, self.failures.append)
+        self.group_commit = GroupCommit(loop, self.journal, self.pen, self.failures.append)
         self.part, self.reader = Part("a"), Reader()
 
     def change(self, value: bytes, part: Part | None = None) -> None:
         """Change a part, and tell the reader of it."""
         part = part or self.part
         part.value = value
-        self.scribe.mark(part)
+        self.group_commit.mark(part)
         self.tell(value)
 
     def tell(self, data: bytes) -> None:
-        self.scribe.hold(self.reader, data)
+        self.group_commit.hold(self.reader, data)
 
 
 def test_without_room_who_only_asks_is_answered_and_nobody_else() -> None:
     desk, asks = Desk(), Reader()
     desk.change(b"1")
-    desk.scribe.hold(asks, b"rides", aside=True)
+    desk.group_commit.hold(asks, b"rides", aside=True)
     desk.loop.turn()
     desk.change(b"2")
-    desk.scribe.hold(asks, b"gathers", aside=True)
+    desk.group_commit.hold(asks, b"gathers", aside=True)
     assert asks.got == []
     desk.pen.finish(JournalFullError("no room"))
     assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [])
@@ -110,14 +110,14 @@ def test_a_change_is_told_once_it_is_durable() -> None:
     assert desk.reader.got == []
     assert desk.pen.finish() == {"a": b"1"}
     assert desk.reader.got == [b"1"]
-    assert desk.scribe.is_resting
+    assert desk.group_commit.is_resting
 
 
 def test_who_reads_what_is_not_durable_waits_too() -> None:
     desk, other = Desk(), Reader()
     desk.change(b"1")
     desk.loop.turn()
-    desk.scribe.hold(other, b"reads 1")  # while it is being written
+    desk.group_commit.hold(other, b"reads 1")  # while it is being written
     assert other.got == []
     desk.pen.finish()
     assert other.got == [b"reads 1"]
@@ -136,7 +136,7 @@ def test_changes_gather_while_a_batch_is_written() -> None:
     assert desk.reader.got == [b"1"]
     assert desk.pen.finish() == {"a": b"4", "b": b"3"}
     assert desk.reader.got == [b"1", b"2", b"3", b"4"]
-    assert (desk.scribe.commits, desk.scribe.entries) == (2, 3)
+    assert (desk.group_commit.commits, desk.group_commit.entries) == (2, 3)
 
 
 def test_frames_keep_their_order() -> None:
@@ -157,7 +157,7 @@ def test_a_part_that_is_let_go_of_is_not_stored() -> None:
     desk, second = Desk(), Part("b")
     desk.change(b"1")
     desk.change(b"2", second)
-    desk.scribe.unmark(second)
+    desk.group_commit.unmark(second)
     desk.loop.turn()
     assert desk.pen.finish() == {"a": b"1"}
 
@@ -169,7 +169,7 @@ def test_the_time_of_commits_is_told() -> None:
         desk.loop.turn()
         desk.loop.advance(seconds)
         desk.pen.finish()
-    told = desk.scribe.durability()
+    told = desk.group_commit.durability()
     assert (told.commits, told.commit_seconds, told.worst_commit_seconds) == (2, 1.0, 1.5)
     assert told.where == desk.journal.where
 
@@ -182,7 +182,7 @@ def test_without_room_the_same_batch_is_tried_again() -> None:
     desk.change(b"1")
     desk.loop.turn()
     desk.pen.finish(JournalFullError("no room on x"))
-    assert desk.scribe.trouble == "no room on x"
+    assert desk.group_commit.trouble == "no room on x"
     desk.change(b"2")
     desk.loop.turn()
     assert desk.pen.orders == []
@@ -191,7 +191,7 @@ def test_without_room_the_same_batch_is_tried_again() -> None:
     desk.loop.advance(AGAIN_SECONDS + 0.1)
     assert desk.reader.got == []
     assert desk.pen.finish() == {"a": b"1"}
-    assert (desk.reader.got, desk.scribe.trouble) == ([b"1"], "")
+    assert (desk.reader.got, desk.group_commit.trouble) == ([b"1"], "")
     assert desk.pen.finish() == {"a": b"2"}
     assert desk.reader.got == [b"1", b"2"]
     assert desk.failures == []
@@ -208,7 +208,7 @@ def test_after_any_other_error_nobody_is_told_anything(error: JournalError) -> N
     desk.change(b"3")
     desk.loop.turn()
     assert (desk.reader.got, desk.pen.orders) == ([], [])
-    assert desk.scribe.is_resting is False
+    assert desk.group_commit.is_resting is False
 
 
 def test_who_may_not_lead_any_more_proves_it_before_it_answers() -> None:
@@ -229,7 +229,7 @@ def test_who_may_not_lead_any_more_proves_it_before_it_answers() -> None:
 
 def test_what_is_told_while_leading_is_proved_keeps_its_order() -> None:
     desk = Desk()
-    desk.scribe._may_answer = lambda: False  # a lease that is nearly over, say
+    desk.group_commit._may_answer = lambda: False  # a lease that is nearly over, say
     desk.tell(b"1")
     desk.tell(b"2")
     desk.loop.turn()
@@ -241,7 +241,7 @@ def test_what_is_told_while_leading_is_proved_keeps_its_order() -> None:
 def test_the_journal_itself_says_that_it_is_lost() -> None:
     desk, loop = Desk(), asyncio.new_event_loop()
     try:
-        scribe = Scribe(loop, desk.journal, desk.pen, desk.failures.append)
+        group_commit = GroupCommit(loop, desk.journal, desk.pen, desk.failures.append)
         lost = JournalLostError("the lease is over")
         assert desk.journal.on_lost is not None
         thread = threading.Thread(target=desk.journal.on_lost, args=(lost,))
@@ -249,7 +249,7 @@ def test_the_journal_itself_says_that_it_is_lost() -> None:
         thread.join()
         loop.run_until_complete(asyncio.sleep(0))
         assert desk.failures == [lost]
-        scribe.hold(desk.reader, b"1")
+        group_commit.hold(desk.reader, b"1")
         assert desk.reader.got == []
     finally:
         loop.close()
@@ -264,15 +264,15 @@ async def _rests() -> None:
     shelf = Shelf()
     journal = MemoryJournal(shelf)
     journal.open(Deadline(1))
-    scribe = Scribe(loop, journal, WriterThread(loop, journal), desk.failures.append)
-    assert await scribe.rest(10)
+    group_commit = GroupCommit(loop, journal, WriterThread(loop, journal), desk.failures.append)
+    assert await group_commit.rest(10)
     for number in range(5):
         desk.part.value = b"%d" % number
-        scribe.mark(desk.part)
-        scribe.hold(desk.reader, desk.part.value)
+        group_commit.mark(desk.part)
+        group_commit.hold(desk.reader, desk.part.value)
         await asyncio.sleep(0)
-    assert await scribe.rest(10)
-    scribe.close()
+    assert await group_commit.rest(10)
+    group_commit.close()
     assert desk.reader.got == [b"%d" % n for n in range(5)]
     assert shelf.entries == {"a": b"4"}
     assert not journal.may_answer()  # closed by its thread
@@ -284,11 +284,13 @@ def test_at_rest_everything_is_stored_and_told() -> None:
 
 async def _does_not_rest() -> None:
     desk = Desk()
-    scribe = Scribe(asyncio.get_running_loop(), desk.journal, desk.pen, desk.failures.append)
-    scribe.mark(desk.part)
-    scribe.hold(desk.reader, b"1")
-    assert not await scribe.rest(0.05)
-    scribe.close()
+    group_commit = GroupCommit(
+        asyncio.get_running_loop(), desk.journal, desk.pen, desk.failures.append
+    )
+    group_commit.mark(desk.part)
+    group_commit.hold(desk.reader, b"1")
+    assert not await group_commit.rest(0.05)
+    group_commit.close()
     assert desk.pen.stopped
     desk.pen.finish()  # it has become durable all the same: nobody was told, which is allowed
     assert desk.reader.got == []
@@ -300,9 +302,9 @@ def test_a_journal_that_hangs_holds_up_no_shutdown() -> None:
 
 async def _ends_with_a_failure() -> float:
     desk, loop = Desk(), asyncio.get_running_loop()
-    scribe = Scribe(loop, desk.journal, desk.pen, desk.failures.append)
-    scribe.mark(desk.part)
-    resting = asyncio.ensure_future(scribe.rest(60))
+    group_commit = GroupCommit(loop, desk.journal, desk.pen, desk.failures.append)
+    group_commit.mark(desk.part)
+    resting = asyncio.ensure_future(group_commit.rest(60))
     await asyncio.sleep(0)
     before = loop.time()
     desk.pen.finish(JournalError("broken"))
@@ -325,11 +327,11 @@ async def _hands_over() -> None:
     loop = asyncio.get_running_loop()
     journal = Broken(Shelf())
     journal.open(Deadline(1))
-    scribe = Scribe(loop, journal, WriterThread(loop, journal), failures.put_nowait)
-    scribe.mark(Part("a"))
+    group_commit = GroupCommit(loop, journal, WriterThread(loop, journal), failures.put_nowait)
+    group_commit.mark(Part("a"))
     error: Any = await asyncio.wait_for(failures.get(), 10)
     assert isinstance(error, ZeroDivisionError)
-    scribe.close()
+    group_commit.close()
 
 
 def test_what_fails_in_the_thread_is_handed_to_the_server() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.server.fakes import SETTINGS
-from tests.server.lives import HeldPeer, HeldSession, Life
+from tests.server.lives import HeldConnection, HeldPeer, Life
 
 from rallypoint.core.events import Close, Finish, Join, Leave, RoundOpened, RunClosed
 from rallypoint.core.state import Closed, Gathering, Node, Sealed, find
@@ -29,7 +29,7 @@ from rallypoint.net.connection import Target, open_link
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.dialogue import absence_seconds
 from rallypoint.server import server as module
-from rallypoint.server.journal.persistence import HELD_BYTES, Keeper
+from rallypoint.server.journal.persistence import HELD_BYTES, Persistence
 from rallypoint.server.journal.records import FORMAT, FORMAT_NAME
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind
@@ -79,14 +79,14 @@ class Story:
         for client in CLIENTS:
             assert not self._attach(client)
         self.life.settle()
-        self.records = {client: self._space().record(client) for client in CLIENTS}
+        self.records = {client: self._store().record(client) for client in CLIENTS}
 
-    def _space(self) -> Any:
-        return self.life.server.space("run")
+    def _store(self) -> Any:
+        return self.life.server.store("run")
 
     def _attach(self, client: bytes) -> bool:
         self.peers[client] = HeldPeer(self.life)
-        known: bool = self._space().attach(client, self.peers[client])
+        known: bool = self._store().attach(client, self.peers[client])
         return known
 
     def call(self, client: bytes, request: Any) -> None:
@@ -106,7 +106,7 @@ class Story:
         low = min(
             (n for c, n, _, _ in self.calls if c == client and n not in self._got()), default=1
         )
-        self._space().call(client, p.Call(number, low, request))
+        self._store().call(client, p.Call(number, low, request))
 
     def _got(self) -> dict[int, Any]:
         return {
@@ -132,7 +132,7 @@ class Story:
         self.life = Life(self.shelf)
         for client in CLIENTS:
             assert self._attach(client)
-            assert self._space().record(client) == self.records[client]
+            assert self._store().record(client) == self.records[client]
         for client, number, request, failed in self.calls:
             if number in self.before:
                 continue
@@ -150,9 +150,9 @@ class Story:
                 body, expected = got[number], self.results[number]
                 given = body.text if failed else _plain(body.result)
                 assert given == _plain(expected), request
-        assert content(self._space().keys) == content(self.model)
+        assert content(self._store().keys) == content(self.model)
         self.life = Life(self.shelf)
-        assert content(self._space().keys) == content(self.model)
+        assert content(self._store().keys) == content(self.model)
 
 
 def _plain(result: Any) -> Any:
@@ -184,13 +184,13 @@ class Client:
     """One client of a life's store."""
 
     def __init__(self, life: Life, name: bytes = b"c") -> None:
-        self.space = life.server.space("run") or pytest.fail("no space")
+        self.store = life.server.store("run") or pytest.fail("no store")
         self.name, self.peer = name, HeldPeer(life)
-        self.known = self.space.attach(name, self.peer)
+        self.known = self.store.attach(name, self.peer)
 
     def call(self, number: int, request: p.StoreRequest) -> Any:
         """Call; return the answer, None if there is none yet."""
-        self.space.call(self.name, p.Call(number, 1, request))
+        self.store.call(self.name, p.Call(number, 1, request))
         return self.peer.got.get(number)
 
 
@@ -246,16 +246,16 @@ def test_a_client_that_was_forgotten_is_another_one() -> None:
     shelf = Shelf()
     first = Life(shelf)
     client = Client(first)
-    record = client.space.record(b"c")
+    record = client.store.record(b"c")
     first.settle()
-    client.space.detach(b"c", client.peer, for_good=False)
+    client.store.detach(b"c", client.peer, for_good=False)
     first.loop.now += 100
-    client.space.forget(first.loop.now - 60)
+    client.store.forget(first.loop.now - 60)
     first.settle()
     second = Life(shelf)
     back = Client(second)
     assert not back.known
-    assert back.space.record(b"c") != record
+    assert back.store.record(b"c") != record
 
 
 def test_a_client_that_says_goodbye_leaves_nothing() -> None:
@@ -263,7 +263,7 @@ def test_a_client_that_says_goodbye_leaves_nothing() -> None:
     life = Life(shelf)
     client = Client(life)
     client.call(1, p.Set("k", b"1"))
-    client.space.detach(b"c", client.peer, for_good=True)
+    client.store.detach(b"c", client.peer, for_good=True)
     life.settle()
     assert not [name for name in shelf.entries if name.startswith("client/")]
     assert "key/run/k" in shelf.entries
@@ -307,7 +307,7 @@ def test_runs_and_spaces_that_are_let_go_of_leave_nothing(monkeypatch: pytest.Mo
     client.call(1, p.Set("k", b"1"))
     for number in range(3):
         client.call(2 + number, p.QueuePush("q", b"%d" % number))
-    life.server.run("run").ask(HeldSession(life), wire.Ask(1, Close("me", "over")))
+    life.server.run("run").ask(HeldConnection(life), wire.Ask(1, Close("me", "over")))
     life.settle()
     assert {name.partition("/")[0] for name in shelf.entries} == {
         "format", "run", "space", "key", "item", "client",
@@ -319,14 +319,14 @@ def test_runs_and_spaces_that_are_let_go_of_leave_nothing(monkeypatch: pytest.Mo
     client = Client(life)
     client.call(1, p.Set("k", b"2"))
     life.settle()
-    assert Life(shelf).server.spaces["run"].keys.entry("k") == (1, b"2", 0)
+    assert Life(shelf).server.stores["run"].keys.entry("k") == (1, b"2", 0)
 
 
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def join(life: Life, node: str, incarnation: int = 0, after: int = 0) -> HeldSession:
-    session = HeldSession(life)
+def join(life: Life, node: str, incarnation: int = 0, after: int = 0) -> HeldConnection:
+    session = HeldConnection(life)
     who = Node(id=node, address="10.0.0.1", port=7, host=node)
     event = Join(who, SETTINGS, incarnation, after)
     life.server.run("run").ask(session, wire.Ask(0, event))
@@ -343,8 +343,8 @@ def sealed(shelf: Shelf, *nodes: str) -> dict[str, wire.Seated]:
     return {node: session.sent[-1] for node, session in sessions.items()}
 
 
-def resume(life: Life, node: str) -> HeldSession:
-    session = HeldSession(life)
+def resume(life: Life, node: str) -> HeldConnection:
+    session = HeldConnection(life)
     life.server.run("run").resume(session, wire.Resume(node, 1, 1))
     return session
 
@@ -406,7 +406,7 @@ def test_nobody_is_late_while_nothing_can_be_told() -> None:
         life.server._sweep()
         life.server._sweeper.cancel()  # type: ignore[union-attr]
     assert set(run.state.participants) == {"b", "c"}
-    assert all(session.heard_at > life.loop.now - 15 for session in run.sessions.values())
+    assert all(session.heard_at > life.loop.now - 15 for session in run.connections.values())
     life.settle()
     life.loop.advance(SETTINGS.rejoin_seconds + 1)
     assert run.state.participants == {}
@@ -494,7 +494,7 @@ def test_a_server_that_was_replaced_answers_nobody() -> None:
     old.loop.turn()
     with pytest.raises(JournalLostError) as caught:
         old.pen.store()
-    old.keeper.scribe._fail(caught.value)
+    old.persistence.group_commit._fail(caught.value)
     assert 3 not in client.peer.got
     assert old.server._failure is caught.value
 
@@ -508,7 +508,7 @@ async def _served(shelf: Shelf, work: Any) -> None:
     journal = MemoryJournal(shelf)
     opened = journal.open(Deadline(1))
     server = Server(Options(), sockets)
-    Keeper(server, journal, opened)
+    Persistence(server, journal, opened)
     await server.start()
     serving = asyncio.create_task(server.serve())
     try:
@@ -559,7 +559,7 @@ def test_a_client_whose_answers_wait_is_read_from_no_more() -> None:
         port = sockets[0].getsockname()[1]
         journal = Slow(Shelf())
         server = Server(Options(), sockets)
-        Keeper(server, journal, journal.open(Deadline(1)))
+        Persistence(server, journal, journal.open(Deadline(1)))
         await server.start()
         serving = asyncio.create_task(server.serve())
         store = await asyncio.to_thread(TCPStore, "127.0.0.1", port, timeout=20)
@@ -606,10 +606,12 @@ def test_without_room_who_asks_is_told_and_an_end_leaves_a_failure(
         sockets = bind("127.0.0.1", 0, Options())
         journal = Full(Shelf())
         server = Server(Options(), sockets)
-        keeper = Keeper(server, journal, journal.open(Deadline(1)))  # its format is not stored yet
+        persistence = Persistence(
+            server, journal, journal.open(Deadline(1))
+        )  # its format is not stored yet
         await server.start()
         serving = asyncio.create_task(server.serve())
-        while not keeper.scribe.trouble:
+        while not persistence.group_commit.trouble:
             await asyncio.sleep(0.01)
         trouble = await asyncio.to_thread(look, sockets[0].getsockname()[1])
         assert trouble == "directory /data has no room"

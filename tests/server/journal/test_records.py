@@ -10,17 +10,17 @@ from rallypoint.core import codec
 from rallypoint.core.state import State
 from rallypoint.errors import JournalCorruptError
 from rallypoint.net import protocol as p
-from rallypoint.server.journal.group_commit import Scribe
+from rallypoint.server.journal.group_commit import GroupCommit
 from rallypoint.server.journal.records import (
     FORMAT,
     FORMAT_NAME,
     Kept,
-    Rest,
-    RunPart,
-    SpacePart,
+    OtherRecords,
+    RunRecords,
     Stored,
+    StoreRecords,
 )
-from rallypoint.server.store_host import Space
+from rallypoint.server.store_host import StoreHost
 
 
 class Notes:
@@ -28,8 +28,8 @@ class Notes:
 
     def __init__(self, run_id: str = "run") -> None:
         self.trouble, self.marks = "", 0
-        self.space = Space(cast(Any, None), 1 << 20)
-        self.part = SpacePart(run_id, self.space, cast(Scribe, self))
+        self.store = StoreHost(cast(Any, None), 1 << 20)
+        self.part = StoreRecords(run_id, self.store, cast(GroupCommit, self))
         self.stored: dict[str, bytes] = {FORMAT_NAME: FORMAT}
 
     def mark(self, _part: object) -> None:
@@ -38,7 +38,7 @@ class Notes:
     def do(self, *requests: Any) -> dict[str, bytes | None]:
         """Carry out requests; return the entries that change by it."""
         for request in requests:
-            self.space.keys.execute(request, "t")
+            self.store.keys.execute(request, "t")
         changes = self.part.unsaved()
         for name, value in changes.items():
             if value is None:
@@ -48,7 +48,7 @@ class Notes:
         return changes
 
     def read(self, run_id: str = "run") -> Any:
-        return Stored("x", self.stored).spaces[run_id]
+        return Stored("x", self.stored).stores[run_id]
 
 
 def pushes(*values: bytes) -> list[p.QueuePush]:
@@ -95,7 +95,7 @@ def test_queues_that_end_and_begin_leave_no_values_behind(requests: list[Any]) -
     notes = Notes()
     notes.do(*pushes(b"0", b"1", b"2"))
     notes.do(*requests)
-    entry = notes.space.keys.entry("q")
+    entry = notes.store.keys.entry("q")
     assert notes.read().keys.get("q") == entry
     items = [name for name in notes.stored if name.startswith("item/")]
     assert len(items) == (len(entry[1]) if entry and isinstance(entry[1], deque) else 0)
@@ -116,21 +116,21 @@ def test_any_names_come_back() -> None:
 
 def test_clients_are_kept_with_their_answers() -> None:
     notes = Notes()
-    notes.space.notes = notes.part
-    notes.space.attach(b"\0c", cast(Any, None))
-    notes.space.clients[b"\0c"].keep(7, b"answer")
+    notes.store.changes = notes.part
+    notes.store.attach(b"\0c", cast(Any, None))
+    notes.store.clients[b"\0c"].keep(7, b"answer")
     assert notes.marks == 1
     assert set(notes.do()) == {"client/run/0063"}
-    record = notes.space.record(b"\0c")
+    record = notes.store.record(b"\0c")
     assert notes.read().clients == {b"\0c": Kept(*record, {7: b"answer"})}
 
 
 def test_what_goes_takes_its_entries_along() -> None:
     notes = Notes()
-    notes.space.notes = notes.part
-    notes.space.attach(b"c", cast(Any, None))
+    notes.store.changes = notes.part
+    notes.store.attach(b"c", cast(Any, None))
     notes.do(p.Set("a", b"1"), *pushes(b"1", b"2"))
-    rest = Rest()
+    rest = OtherRecords()
     rest.add(notes.part.gone())
     for name in rest.unsaved():
         notes.stored.pop(name, None)
@@ -142,7 +142,7 @@ def test_a_run_comes_back() -> None:
     class Host:
         state = State("a/b", arrivals=3)
 
-    part = RunPart(cast(Any, Host))
+    part = RunRecords(cast(Any, Host))
     (name,) = part.gone()
     entries = {FORMAT_NAME: FORMAT, name: part.unsaved()[name] or b""}
     assert Stored("x", entries).runs == {"a/b": Host.state}

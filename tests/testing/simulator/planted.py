@@ -30,7 +30,7 @@ from rallypoint.rendezvous.client import dialogue
 from rallypoint.rendezvous.serverless.failure_detector import Observer
 from rallypoint.server import connection, runs, store_host
 from rallypoint.server.journal import records
-from rallypoint.server.journal.group_commit import Scribe
+from rallypoint.server.journal.group_commit import GroupCommit
 from rallypoint.testing.simulator import Kind, node
 from rallypoint.testing.simulator.cas_store import Cell
 from rallypoint.testing.simulator.disk import SimulatedJournal, SimulatedWriter
@@ -116,14 +116,14 @@ def late_timers_count(patch: Patch) -> None:
 
 
 def results_are_not_kept(patch: Patch) -> None:
-    call = store_host.Space.call
+    call = store_host.StoreHost.call
 
-    def forgetful(self: store_host.Space, client_id: bytes, asked: Any) -> None:
+    def forgetful(self: store_host.StoreHost, client_id: bytes, asked: Any) -> None:
         for client in self.clients.values():
             client.results.clear()
         call(self, client_id, asked)
 
-    patch.setattr(store_host.Space, "call", forgetful)
+    patch.setattr(store_host.StoreHost, "call", forgetful)
 
 
 def old_connections_count(patch: Patch) -> None:
@@ -154,17 +154,17 @@ def gaps_count_as_silence(patch: Patch) -> None:
 
 
 def told_before_stored(patch: Patch) -> None:
-    patch.setattr(Scribe, "hold", lambda self, reader, data, aside=False: reader.release(data))
+    patch.setattr(GroupCommit, "hold", lambda self, reader, data, aside=False: reader.release(data))
 
 
 def readers_do_not_wait(patch: Patch) -> None:
-    def hold(self: Scribe, reader: Any, data: bytes, aside: bool = False) -> None:
+    def hold(self: GroupCommit, reader: Any, data: bytes, aside: bool = False) -> None:
         if self._marked or self._gathered:
             self._gathered.append((reader, data, aside))
         else:
             reader.release(data)
 
-    patch.setattr(Scribe, "hold", hold)
+    patch.setattr(GroupCommit, "hold", hold)
 
 
 def disks_are_not_synced(patch: Patch) -> None:
@@ -185,7 +185,7 @@ def results_are_not_stored(patch: Patch) -> None:
     def bare(client: Any) -> bytes | None:
         if client is None:
             return None
-        twin = store_host.Client(client.since, client.record)
+        twin = store_host.ClientRecord(client.since, client.record)
         return kept(twin)
 
     patch.setattr(records, "_kept", bare)

@@ -2,7 +2,7 @@
 
     leadership (a thread)        who leads, by the engine
     StandbyServer                says so to clients, on the listening sockets
-    Server + Keeper              serves, on the same sockets, once this process leads
+    Server + Persistence              serves, on the same sockets, once this process leads
 
 A server that leads is made anew from what the journal holds, for each term: nothing of an
 earlier term is left in it. When the term is over it is fenced: all connections are cut without
@@ -36,7 +36,7 @@ from rallypoint.server.ha.leadership import RENEWALS, Leadership, View
 from rallypoint.server.ha.standby import StandbyServer
 from rallypoint.server.journal.contract import Opened
 from rallypoint.server.journal.engine import OFFICE, EngineJournal
-from rallypoint.server.journal.persistence import Keeper
+from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 
@@ -95,7 +95,7 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
     return join_place(str(host), port)
 
 
-class Succession:
+class Failover:
     """Serves whenever this process leads, stands by otherwise.
 
     Args:
@@ -229,7 +229,7 @@ class Succession:
     async def _lead(self, term: Term, journal: EngineJournal, opened: Opened) -> None:
         server = self.server = Server(self._options, self._duplicates())
         server.role = f"leads, in epoch {term.epoch}; its state is in {journal.where}"
-        Keeper(server, journal, opened)
+        Persistence(server, journal, opened)
         try:
             async with self._running(server) as ended:
                 if self._view.term != term:

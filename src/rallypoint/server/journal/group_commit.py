@@ -1,4 +1,4 @@
-"""The scribe: nobody is told of anything before it is durable.
+"""The group_commit: nobody is told of anything before it is durable.
 
 A server with a journal changes its state in memory at once, as one without. What has changed
 is *marked*; at the end of the loop's turn all that is marked becomes one batch, which a writer
@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 class Reader(Protocol):
-    """A connection, as the scribe sees it."""
+    """A connection, as the group_commit sees it."""
 
     def release(self, data: bytes) -> None:
         """Write a frame that was held."""
@@ -107,7 +107,7 @@ class WriterThread:
         self._journal.close()
 
 
-class Scribe:
+class GroupCommit:
     """Gathers changes, has them written, and lets go of what may then be told.
 
     Args:
@@ -270,7 +270,7 @@ class Scribe:
         """Wait until everything is durable and told; return whether that is so in time.
 
         Args:
-            seconds: how long; what ends the scribe ends the wait at once.
+            seconds: how long; what ends the group_commit ends the wait at once.
         """
         until = self._loop.time() + seconds
         while not (self.is_resting or self._ended) and (left := until - self._loop.time()) > 0:

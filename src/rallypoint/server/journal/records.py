@@ -20,7 +20,7 @@ the start with its name.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -28,11 +28,9 @@ import msgspec
 from rallypoint.core import codec
 from rallypoint.core.state import State
 from rallypoint.errors import JournalCorruptError, RendezvousStateError
-from rallypoint.server.journal.group_commit import Scribe
-
-if TYPE_CHECKING:
-    from rallypoint.server.runs import RunHost
-    from rallypoint.server.store_host import Client, Space
+from rallypoint.server.journal.group_commit import GroupCommit
+from rallypoint.server.runs import RunHost
+from rallypoint.server.store_host import ClientRecord, StoreHost
 
 FORMAT_NAME = "format"
 FORMAT = b"rallypoint server 1"
@@ -74,14 +72,14 @@ _kept_decoder = msgspec.msgpack.Decoder(Kept)
 _count_decoder = msgspec.msgpack.Decoder(int)
 
 
-class RunPart:
-    """Stores a run; a `scribe.Source`.
+class RunRecords:
+    """Stores a run; a `group_commit.Source`.
 
     Args:
         host: of the run.
     """
 
-    def __init__(self, host: "RunHost") -> None:
+    def __init__(self, host: RunHost) -> None:
         self._host = host
         self._name = f"run/{quote(host.state.run_id, safe='')}"
 
@@ -93,17 +91,17 @@ class RunPart:
         return {self._name: None}
 
 
-class SpacePart:
-    """Stores a space; a `scribe.Source`.
+class StoreRecords:
+    """Stores a space; a `group_commit.Source`.
 
     Args:
         run_id: whose it is.
         space: of the run.
-        scribe: which is told when it has changed.
+        group_commit: which is told when it has changed.
     """
 
-    def __init__(self, run_id: str, space: "Space", scribe: Scribe) -> None:
-        self._space, self._scribe = space, scribe
+    def __init__(self, run_id: str, space: StoreHost, group_commit: GroupCommit) -> None:
+        self._store, self._group_commit = space, group_commit
         name = quote(run_id, safe="")
         self._space_name = f"space/{name}"
         self._keys, self._items, self._clients = f"key/{name}/", f"item/{name}/", f"client/{name}/"
@@ -114,13 +112,13 @@ class SpacePart:
 
     @property
     def trouble(self) -> str:
-        return self._scribe.trouble
+        return self._group_commit.trouble
 
     def mark(self) -> None:
-        self._scribe.mark(self)
+        self._group_commit.mark(self)
 
     def unsaved(self) -> Changes:
-        space, changes = self._space, Changes()
+        space, changes = self._store, Changes()
         keys, space.keys.unsaved = space.keys.unsaved or {}, {}
         for key in keys:
             self._key(key, changes)
@@ -133,7 +131,7 @@ class SpacePart:
         return changes
 
     def _key(self, key: str, changes: Changes) -> None:
-        found = self._space.keys.entry(key)
+        found = self._store.keys.entry(key)
         stored = self._queues.pop(key, (0, 0))
         left = range(stored[1], stored[1])  # numbers of the values that stay
         if found is None:
@@ -163,7 +161,7 @@ class SpacePart:
         self._queues[key] = (first, end)
         return range(first, end)
 
-    def read_back(self, stored: "StoredSpace") -> None:
+    def read_back(self, stored: "StoredStore") -> None:
         """Take note of what is stored already."""
         self._count = stored.changes
         for key, (_version, value, first) in stored.keys.items():
@@ -172,7 +170,7 @@ class SpacePart:
 
     def gone(self) -> Changes:
         """Return the entries to delete with the space."""
-        space, changes = self._space, Changes()
+        space, changes = self._store, Changes()
         changes[self._space_name] = None
         for key in {*space.keys.names(), *(space.keys.unsaved or ())}:
             changes[self._keys + key] = None
@@ -183,7 +181,7 @@ class SpacePart:
         return changes
 
 
-class Rest:
+class OtherRecords:
     """Single entries: the format, and those of runs and spaces that are let go of, to delete."""
 
     def __init__(self) -> None:
@@ -198,14 +196,14 @@ class Rest:
         return changes
 
 
-def _kept(client: "Client | None") -> bytes | None:
+def _kept(client: ClientRecord | None) -> bytes | None:
     return None if client is None else _encode(Kept(client.since, client.record, client.results))
 
 
 # -- reading back -----------------------------------------------------------------------------
 
 
-class StoredSpace:
+class StoredStore:
     """What is stored of a space."""
 
     def __init__(self) -> None:
@@ -228,7 +226,7 @@ class Stored:
         self._where = where
         self.is_new = not entries
         self.runs: dict[str, State] = {}
-        self.spaces: defaultdict[str, StoredSpace] = defaultdict(StoredSpace)
+        self.stores: defaultdict[str, StoredStore] = defaultdict(StoredStore)
         if entries and entries.get(FORMAT_NAME) != FORMAT:
             raise JournalCorruptError(
                 f"{where}: its format is {entries.get(FORMAT_NAME, b'not given')!r}, and this "
@@ -245,19 +243,19 @@ class Stored:
                 case "run":
                     self.runs[run_id] = self._state(name, run_id, value)
                 case "space":
-                    self.spaces[run_id].changes = self._decoded(name, _count_decoder, value)
+                    self.stores[run_id].changes = self._decoded(name, _count_decoder, value)
                 case "key":
                     found = self._decoded(name, _key_decoder, value)
                     if isinstance(found, Head):
                         heads.append((name, run_id, last, found))
                     else:
-                        self.spaces[run_id].keys[last] = (found.version, found.value, 0)
+                        self.stores[run_id].keys[last] = (found.version, found.value, 0)
                 case "item":
                     number, _, key = last.partition("/")
                     items[run_id, key][self._number(name, number)] = value
                 case "client":
                     kept = self._decoded(name, _kept_decoder, value)
-                    self.spaces[run_id].clients[self._bytes(name, last)] = kept
+                    self.stores[run_id].clients[self._bytes(name, last)] = kept
                 case _ if name != FORMAT_NAME:
                     raise self._unfit(name, "no entry of that kind is known")
         for name, run_id, key, head in heads:
@@ -265,7 +263,7 @@ class Stored:
             if sorted(numbered) != list(range(head.first, head.end)):
                 raise self._unfit(name, f"{len(numbered)} values are there of {head}")
             values = deque(numbered[number] for number in sorted(numbered))
-            self.spaces[run_id].keys[key] = (head.version, values, head.first)
+            self.stores[run_id].keys[key] = (head.version, values, head.first)
         if items:
             (run_id, key), _ = items.popitem()
             raise self._unfit(f"key/{run_id}/{key}", "values of a queue without their head")

@@ -15,9 +15,8 @@ from rallypoint.core.events import Event, Timer
 from rallypoint.core.state import PLACES, NodeId, State
 from rallypoint.deadline import Deadline
 from rallypoint.server import runs
-from rallypoint.server.connection import Connection
 from rallypoint.server.fault import Faults
-from rallypoint.server.journal.persistence import Keeper
+from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 from rallypoint.testing.simulator.context import Simulation
@@ -52,14 +51,14 @@ class WatchedHost(runs.RunHost):
         self.lost_at: dict[NodeId, float] = {}
         self.steps: list[Done] = []
 
-    def _bind(self, session: runs.Session, node: NodeId) -> None:
-        super()._bind(session, node)
+    def _bind(self, connection: runs.NodeConnection, node: NodeId) -> None:
+        super()._bind(connection, node)
         self.bound_at[node] = self._loop.time()
 
-    def disconnected(self, session: runs.Session) -> None:
-        if session.node is not None and self.sessions.get(session.node) is session:
-            self.lost_at[session.node] = self._loop.time()
-        super().disconnected(session)
+    def disconnected(self, connection: runs.NodeConnection) -> None:
+        if connection.node is not None and self.connections.get(connection.node) is connection:
+            self.lost_at[connection.node] = self._loop.time()
+        super().disconnected(connection)
 
     def adopt(self, state: State) -> None:
         super().adopt(state)
@@ -70,16 +69,7 @@ class WatchedHost(runs.RunHost):
 class StrictFaults(Faults):
     """A fault of our own is what the simulation looks for, so it ends the simulation."""
 
-    def of_run(self, run_id: str, error: Exception) -> None:
-        raise error
-
-    def of_space(self, run_id: str, error: Exception) -> None:
-        raise error
-
-    def of_connection(self, connection: Connection, error: Exception) -> None:
-        raise error
-
-    def of_question(self, error: Exception) -> str:
+    def contain(self, what: str, error: Exception) -> str:
         raise error
 
 
@@ -92,7 +82,7 @@ class HostedServer(Server):
         self.make_run = host
         self._process = process
         super().__init__(options, [cast(Any, _Socket())])
-        self.faults = StrictFaults(self)
+        self.faults = StrictFaults()
 
     def fence(self, error: BaseException) -> None:
         """Its process ends."""
@@ -159,7 +149,7 @@ class SimulatedServer:
         writer = SimulatedWriter(
             self._simulation, process, journal, self.disk, partial(self._noted, server)
         )
-        Keeper(server, journal, opened, writer)
+        Persistence(server, journal, opened, writer)
         self.watcher.begins(timers(server.run(self._simulation.run_id).state))
         finish(server.start())
         self._simulation.note("server", f"has started (life {self.life}, epoch {opened.epoch})")
