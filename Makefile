@@ -45,11 +45,11 @@ browser: $(VENV)/.stamp-dev $(VENV)/.stamp-browser
 
 # About 25 minutes and a few GB of environments; each script also runs alone, and one that fails
 # does not keep the others from running (benchmarks/README.md).
-BENCHMARKS ?= formation store curve resting endtoend elastic security
+BENCHMARKS ?= formation store scaling idle launch elastic security
 bench:
 	@failed=; for name in $(BENCHMARKS); do \
 		echo "== $$name, $$(date -u +%H:%M:%S)"; $(PYTHON) benchmarks/$$name.py || failed="$$failed $$name"; \
-	done; $(PYTHON) benchmarks/page.py; \
+	done; $(PYTHON) benchmarks/update_docs.py; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 clean:

@@ -1,15 +1,15 @@
-"""Elastic rounds: what fixed waits cost, a fifth node comes, one of four is killed.
+"""Elastic rounds: what fixed waits cost, a fifth node joins, one of four nodes is killed.
 
-One node a process, real handlers, ours against torch's c10d without its logging cost.
-`last_call` is set to 2 s for both, to keep the run short; both have 30 s by default, so at
-the defaults each 2 s below is 30 s.
+One node per process, real handlers: ours and torch's c10d without its event log. `last_call` is
+2 s for both, to keep the run short. The default of both is 30 s, so with default settings each 2 s
+below is 30 s.
 
-* elastic: min 4, max 8, four nodes: the first round, and the same four again.
-* scale: the same, then a fifth node asks: until the last of the four knows (ours is told;
-  torch's agent looks each 0.1 s), and until all five are in the next round.
-* kill: min 3, max 4; one of four is killed with SIGKILL: until the last survivor is told,
-  and from the last survivor's asking until the next round. c10d does not tell: its
-  survivors find out through their workers; they ask after 10 s here.
+* elastic: min 4, max 8, four nodes: the first round, and a second one of the same four.
+* scale: the same, then a fifth node joins: until the last of the four knows (our nodes are
+  notified; torch's agent polls every 0.1 s), and until all five are in the next round.
+* kill: min 3, max 4; one of four is killed with SIGKILL: until the last survivor is notified, and
+  from the last survivor's join until the next round. c10d does not notify: its survivors learn of
+  the loss from their workers; here they join again after 10 s.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from processes import Broken, Helper
 
 LIMIT = 90.0
 LAST_CALL = 2
-TOLD_LIMIT = 10.0
+NOTIFIED_LIMIT = 10.0
 CONTENDERS = {"rallypoint": "rallypoint", "c10d-quiet": "torch"}
 _runs = itertools.count(1)
 
@@ -41,12 +41,12 @@ class Team:
         self.nodes: list[Helper] = []
 
     def _helper(self, *arguments: str) -> Helper:
-        helper = Helper(CONTENDERS[self.name], "form.py", self.name, *arguments)
+        helper = Helper(CONTENDERS[self.name], "nodes.py", self.name, *arguments)
         self.helpers.append(helper)
         return helper
 
     def add(self, count: int) -> list[Helper]:
-        """Start more nodes; they have not asked yet."""
+        """Start more nodes, which do not join yet."""
         new = [self._helper() for _ in range(count)]
         for i, node in enumerate(new, len(self.nodes)):
             node.tell(
@@ -59,22 +59,22 @@ class Team:
         return new
 
     def join(self, nodes: list[Helper], size: int) -> float:
-        """Let nodes ask at once; return the seconds until the last has its result."""
+        """Make nodes join at once; return the seconds until the last one has its result."""
         begun = time.monotonic()
         for node in nodes:
             node.tell(do="join")
         return self.joined(nodes, size) - begun
 
     def joined(self, nodes: list[Helper], size: int) -> float:
-        """Return when the last of these nodes had its result, in a round of that size."""
+        """Return when the last of these nodes had its result, a round of that size."""
         answers = [node.hear(LIMIT) for node in nodes]
         sizes = {answer["ranks"][0][1] for answer in answers}
         if sizes != {size}:
             raise Broken(f"{self.name}: a round of {sizes} instead of {size} nodes")
         return float(max(answer["end"] for answer in answers))
 
-    def told(self, nodes: list[Helper]) -> float | None:
-        """Return when the last of these nodes knew that it has to ask again, None if not."""
+    def notified(self, nodes: list[Helper]) -> float | None:
+        """Return when the last of these nodes knew that it must join again; None if one did not."""
         times = [node.hear(LIMIT)["at"] for node in nodes]
         return None if None in times else max(times)
 
@@ -85,7 +85,7 @@ class Team:
 
 
 def elastic(name: str) -> dict[str, float]:
-    """A round with room left, twice."""
+    """A round with room for more nodes, twice."""
     team = Team(name, 4, 8)
     try:
         nodes = team.add(4)
@@ -95,19 +95,19 @@ def elastic(name: str) -> dict[str, float]:
 
 
 def scale(name: str) -> dict[str, float]:
-    """A fifth node comes to four."""
+    """A fifth node joins four."""
     team = Team(name, 4, 8)
     try:
         four = team.add(4)
         team.join(four, 4)
         (fifth,) = team.add(1)
         for node in four:
-            node.tell(do="watch", limit=TOLD_LIMIT)
+            node.tell(do="watch", limit=NOTIFIED_LIMIT)
         begun = time.monotonic()
         fifth.tell(do="join")
-        known = team.told(four)
+        known = team.notified(four)
         if known is None:
-            raise Broken(f"{name}: the four were not told of the fifth")
+            raise Broken(f"{name}: the four were not notified of the fifth")
         for node in four:
             node.tell(do="join")
         return {"the four know": known - begun, "all five": team.joined(team.nodes, 5) - begun}
@@ -123,10 +123,10 @@ def kill(name: str) -> dict[str, float]:
         team.join(four, 4)
         rest = four[1:]
         for node in rest:
-            node.tell(do="watch", limit=TOLD_LIMIT)
+            node.tell(do="watch", limit=NOTIFIED_LIMIT)
         killed = time.monotonic()
         four[0].kill()
-        known = team.told(rest)
+        known = team.notified(rest)
         found = {} if known is None else {"survivors know": known - killed}
         return found | {"next round, from the asking": team.join(rest, 3)}
     finally:
@@ -148,22 +148,22 @@ def main() -> None:
         contenders: dict[str, harness.Measure] = {
             name: lambda name=name, run=run: run(name) for name in names
         }
-        warm_up = 0  # each trial starts its processes; the first one is no other than the rest
+        warm_up = 0  # each trial starts new processes, so the first one is like the others
         found = harness.run_in_turn(contenders, options.repeats, report, warm_up, drop=False)
         measures = dict.fromkeys(key for samples in found.values() for key in samples)
         for measure in measures:
             for name in names:
                 row = table.add(f"{part}: {measure}", name, "wall", found[name].get(measure, []))
                 if not row.samples:
-                    row.note = f"not within {TOLD_LIMIT:g} s"
+                    row.note = f"not within {NOTIFIED_LIMIT:g} s"
     report.notes.append(
-        f"last_call is {LAST_CALL} s here for both; by default it is 30 s for both, and whatever "
-        "waits for it takes 28 s more. Part of survivors' knowing is disconnect_grace, 1 s"
+        f"last_call is {LAST_CALL} s here for both; by default it is 30 s for both, and each "
+        "wait for it takes 28 s more. What survivors wait for includes disconnect_grace, 1 s"
     )
     report.notes.append(
         "c10d with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: as shipped, a survivor that keeps rank 0 "
         "keeps its store and does not publish its address for the new round; the fifth node then "
-        "waits in vain (seen here: 60 s, its store's timeout)"
+        "waits until its store's timeout (60 s)"
     )
     report.finish(lambda axes, r: _chart(axes, table))
 

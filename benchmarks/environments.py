@@ -1,9 +1,9 @@
-"""An environment of its own for each contender, made when first needed, under .envs/.
+"""A virtual environment for each contender, made when first needed, under .envs/.
 
 Packages are installed by name. torch is installed first and by exact version, so that no
-other package brings another one; what would pull torch or CUDA is installed without its
-dependencies. Whatever cannot be had raises `Missing`: the benchmark goes on without that
-contender and says so loudly, in the table, the JSON and the docs.
+other package installs another one; packages that depend on torch or CUDA are installed without
+dependencies. An environment that cannot be made raises `Missing`: the benchmark continues without
+that contender and says so in the table, the JSON and the docs.
 """
 
 import os
@@ -51,11 +51,11 @@ STEPS: dict[str, list[tuple[list[str], list[str]]]] = {
 
 
 class Missing(Exception):
-    """A contender that this machine cannot have, and why."""
+    """A contender is not available on this machine; the text says why."""
 
 
 def python(name: str) -> Path:
-    """Return the interpreter of an environment, making it first where needed.
+    """Return the interpreter of an environment; make the environment if necessary.
 
     Raises Missing with the last lines of what failed.
     """
@@ -77,7 +77,7 @@ def python(name: str) -> Path:
 
 
 def program(name: str, package: str) -> str:
-    """Return the path of a server program of the system's; Missing says how to get it."""
+    """Return the path of an installed server program; Missing says how to install it."""
     found = shutil.which(name)
     if found is None:
         raise Missing(f"{name} is not installed: apt-get install {package}")
@@ -94,7 +94,7 @@ def environ() -> dict[str, str]:
 
 
 def enter() -> None:
-    """Go on in our own environment, with the source tree on the path."""
+    """Continue in our own environment, with the source tree on the path."""
     interpreter = python("rallypoint")
     if Path(sys.prefix).resolve() != (ENVIRONMENTS / "rallypoint").resolve():
         os.execve(interpreter, [str(interpreter), *sys.argv], environ())  # noqa: S606

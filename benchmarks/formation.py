@@ -1,15 +1,15 @@
-"""Round formation at once, min = max = N, with the real handlers of each contender.
+"""How long N nodes take to form a round, with the real handler of each contender (min = max = N).
 
-Four processes hold N/4 nodes each, a thread a node. The time runs from the start signal
-until the last node has its result. "first" includes connecting, "again" is the same nodes
-once more, connected already. Not counted, to their favour, is the connecting of those who
-use torch's or tensorplay's TCPStore (c10d, nvrx, tensorplay). Each trial has a fresh run (a
-fresh server for torchft and jax, whose size is fixed).
+Four processes run N/4 nodes each, one thread per node. The time is measured from the start signal
+until the last node has its result. "first" includes connecting; "again" is a second round of the
+same, connected nodes. For contenders on torch's or tensorplay's TCPStore (c10d, nvrx, tensorplay)
+connecting is not counted, in their favour. Each trial is a new run (for torchft and jax, whose size
+is fixed, also a new server).
 
-Those whose nodes look at a shared state again and again take seconds, in which the others rest,
-and a virtual machine may take the memory of who rests: here a process that touches a thousand
-pages after four seconds pays 100 ms for it. So they are a part of their own (`polling`), and the
-trial of a quick contender is preceded by one that does not count.
+Contenders whose nodes poll a shared state take seconds, and the others are idle meanwhile. A
+virtual machine may then take their memory away: here a process that touches a thousand pages after
+four idle seconds pays 100 ms. So polling contenders are a part of their own (`polling`; the others
+are `notified`), and each trial of a fast contender follows one that is not counted.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from processes import Broken, Helper, TookTooLong, cpu_seconds, say
 
 LIMIT = 30.0
 SLOW_TRIAL = 5.0  # beyond this a contender gets fewer trials
-QUICK_TRIAL = 0.5  # below this a rest would be felt
+QUICK_TRIAL = 0.5  # seconds; below this, idle time before the trial would distort it
 ENVIRONMENT = {"c10d": "torch", "c10d-quiet": "torch"}
 CONTENDERS = {
     "rallypoint": "DynamicRendezvousHandler over a Rallypoint server",
@@ -37,9 +37,9 @@ CONTENDERS = {
     "c10d": "torch c10d as shipped",
 }
 PARTS = {
-    "told": (11, "Round formation at once", ("rallypoint", "torchft", "jax")),
+    "notified": (11, "Round formation at once", ("rallypoint", "torchft", "jax")),
     "polling": (
-        5, "Round formation at once, beside those who poll",
+        5, "Round formation at once, with contenders that poll",
         ("rallypoint", "nvrx", "tensorplay", "c10d-quiet", "c10d"),
     ),
 }  # fmt: skip
@@ -59,22 +59,22 @@ class Contender:
     trials: int = 0
 
     def start(self) -> None:
-        """Start the worker processes and, where it can be shared by all trials, the server."""
+        """Start the worker processes, and the server if all trials can share it."""
         environment = ENVIRONMENT.get(self.name, self.name)
         python(environment)
         count = min(4, self.size)
-        self.workers = [Helper(environment, "form.py", self.name) for _ in range(count)]
+        self.workers = [Helper(environment, "nodes.py", self.name) for _ in range(count)]
         self._serve()
 
     def _serve(self) -> None:
         if self.server is not None:
             self.server.end()
         environment = ENVIRONMENT.get(self.name, self.name)
-        self.server = Helper(environment, "form.py", self.name, "server")
+        self.server = Helper(environment, "nodes.py", self.name, "server")
         self.where = self.server.ask(LIMIT, do="start", size=self.size)["where"]
 
     def trial(self) -> dict[str, float]:
-        """Form one round, and again where that is a thing."""
+        """Form one round, and a second one if the contender can."""
         if self.trials and self.name in FRESH_SERVER:
             self._serve()
         server = self.server
@@ -120,13 +120,13 @@ class Contender:
         return max(answer["end"] for answer in answers) - begun
 
     def stop(self) -> None:
-        """End all processes, those that hang too."""
+        """End all processes, including those that hang."""
         for helper in [*self.workers, *([self.server] if self.server else [])]:
             helper.kill()
 
 
 def run_size(size: int, names: list[str], repeats: int, report: harness.Report) -> Any:
-    """Run all contenders in turn; return samples and who took too long."""
+    """Run all contenders in turn; return samples, and which contenders took too long."""
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     too_long: dict[str, str] = {}
     live: dict[str, Contender] = {}

@@ -3,7 +3,7 @@
 A benchmark is a list of cases; a case has contenders, functions that do the work once and
 return their measurements by name (seconds unless the name says otherwise). They run in turn,
 A B A B ..., in one run, after a warm-up that is not counted, so that whatever else the
-machine does hits all of them. The ratio is that of a contender's median to the first one's.
+machine does affects all of them. The ratio is a contender's median divided by the first one's.
 """
 
 import argparse
@@ -95,7 +95,7 @@ class Report:
         return table
 
     def lacks(self, contender: str, why: str) -> None:
-        """Note, loudly, a contender that cannot be had or does not finish."""
+        """Record and report a contender that is not available or does not finish."""
         self.missing[contender] = why
         say(f"!!! WITHOUT {contender}: {why}")
 
@@ -107,7 +107,7 @@ class Report:
             draw(self, chart)
 
     def save(self) -> None:
-        """Write the JSON; called in between too, so that a run cut short is not lost."""
+        """Write the JSON; also called between cases, so that an interrupted run is not lost."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         path.write_text(json.dumps(as_json(self), indent=1) + "\n")
@@ -123,7 +123,7 @@ def run_in_turn(
 ) -> dict[str, dict[str, list[float]]]:
     """Run contenders A B A B ...; return samples by contender and measure.
 
-    One that fails or takes too long is reported, and left out from then on where `drop`.
+    A contender that fails or takes too long is reported; with `drop`, it is left out from then on.
     """
     samples: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
     live = dict(contenders)
@@ -143,7 +143,7 @@ def run_in_turn(
 
 
 def machine() -> dict[str, Any]:
-    """Return what is said of the machine."""
+    """Return the facts about the machine."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -154,7 +154,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return a report as it is written to its file."""
+    """Return a report as JSON values."""
     return {
         "name": report.name,
         "title": report.title,
@@ -188,7 +188,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def shown(value: float | None) -> str:
-    """Return a figure with three digits that count."""
+    """Return a figure with three significant digits."""
     if value is None:
         return "-"
     if value != 0 and abs(value) < 100:
@@ -255,7 +255,7 @@ def draw(report: Report, chart: Callable[[Any, Report], None]) -> None:
 
 
 def bars(axes: Any, table: Table, measure: str | None = None) -> None:
-    """Draw the medians of a table as bars: cases along the axis, a colour a contender."""
+    """Draw the medians of a table as bars: cases along the axis, one colour per contender."""
     rows = [r for r in table.rows if r.median is not None and measure in (None, r.measure)]
     cases = list(dict.fromkeys(r.case for r in rows))
     names = list(dict.fromkeys(r.contender for r in rows))
@@ -271,7 +271,7 @@ def bars(axes: Any, table: Table, measure: str | None = None) -> None:
 
 
 def lines(axes: Any, table: Table, measure: str) -> None:
-    """Draw medians over N (cases named "N=..."), both axes logarithmic, a line a contender."""
+    """Draw medians over N (cases named "N=..."), both axes logarithmic, one line per contender."""
     rows = [r for r in table.rows if r.median is not None and r.measure == measure]
     for name in dict.fromkeys(r.contender for r in rows):
         own = [r for r in rows if r.contender == name]
@@ -286,10 +286,10 @@ def lines(axes: Any, table: Table, measure: str) -> None:
 
 
 def arguments(description: str, sizes: Sequence[int] = (), repeats: int = 5) -> argparse.Namespace:
-    """Enter our environment and read the options that benchmarks share."""
+    """Enter our environment and parse the options that all benchmarks share."""
     enter()
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--repeats", type=int, default=repeats, help="runs that count")
+    parser.add_argument("--repeats", type=int, default=repeats, help="measured runs")
     parser.add_argument("--only", default="", help="contenders to run, separated by commas")
     parser.add_argument("--parts", default="", help="parts to run, separated by commas")
     if sizes:
@@ -303,5 +303,5 @@ def arguments(description: str, sizes: Sequence[int] = (), repeats: int = 5) -> 
 
 
 def relative(path: str) -> str:
-    """Return a script's path as one types it."""
+    """Return a script's path relative to the repository."""
     return str(Path(path).resolve().relative_to(ROOT))

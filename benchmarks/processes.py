@@ -86,7 +86,7 @@ class Helper:
         return self.hear(limit)
 
     def end(self) -> None:
-        """End it, gently where it listens."""
+        """Ask it to end; kill it after 3 s."""
         if self._process.poll() is None and self._process.stdin is not None:
             self._process.stdin.close()
             try:
@@ -97,7 +97,7 @@ class Helper:
         self._errors.close()
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """Kill it (SIGKILL)."""
         self._process.kill()
         self._process.wait(5)
 
@@ -145,7 +145,7 @@ class Program:
         return seen.decode(errors="replace")
 
     def end(self) -> None:
-        """Terminate it; kill it when that does not help."""
+        """Terminate it; kill it after 5 s."""
         self.process.terminate()
         try:
             self.process.wait(5)
@@ -167,14 +167,14 @@ def cpu_seconds(pid: int) -> float:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         spent = [int((t / "schedstat").read_text().split()[0]) for t in threads]
-    except OSError:  # a kernel without it: in steps of a hundredth of a second then
+    except OSError:  # this kernel has none: fall back to steps of 10 ms
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return sum(spent) / 1e9
 
 
 def pin(pid: int, core: int) -> None:
-    """Let a process run on one core only, all its threads (those it starts later inherit it)."""
+    """Bind all threads of a process to one core (threads that it starts later inherit this)."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 

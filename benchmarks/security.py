@@ -1,8 +1,9 @@
-"""What security costs, and what strangers do to members.
+"""What security costs, and how hostile connections affect members.
 
-cost: handshake, store call, 8 MiB value and a 1,000-node round, plain, with a token, and with
-TLS and a token, in turn. flood: a run of 100 nodes while hostile connections come in at 1,000
-a second for 60 s, all on loopback.
+* cost: handshake, store call, 8 MiB value and a round of 1,000 nodes: without security, with a
+  token, and with TLS and a token, in turn.
+* flood: a run of 100 nodes while 1,000 hostile connections per second arrive for 60 s, all on
+  loopback.
 """
 
 import subprocess
@@ -36,7 +37,7 @@ def port_of(program: Program) -> int:
 
 
 def certificates(folder: str) -> None:
-    """Make an authority and a server's certificate with openssl."""
+    """Make a CA and a server certificate with openssl."""
     ca, key = f"{folder}/ca.pem", f"{folder}/ca.key"
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     run = ["openssl", "req", "-x509", *curve, "-days", "2", "-subj", "/CN=bench"]
@@ -52,7 +53,7 @@ def _run(command: list[str]) -> None:
 
 
 def cost(token: str, folder: str) -> dict[str, float]:
-    """Measure one way of speaking."""
+    """Measure one kind of connection."""
     ca = f"{folder}/ca.pem" if folder else ""
     with server(token, folder) as program:
         port = port_of(program)
@@ -60,7 +61,7 @@ def cost(token: str, folder: str) -> dict[str, float]:
             found = members.ask(
                 LIMIT, do="calls", port=port, token=token, ca=ca, n=CALLS, connections=CONNECTIONS
             )
-        with Helper("rallypoint", "light.py") as light:
+        with Helper("rallypoint", "light_clients.py") as light:
             told = light.ask(
                 LIMIT, do="form", limit=LIMIT, host="127.0.0.1", port=port, run="round",
                 token=token, n=NODES, ca=ca,
@@ -69,7 +70,7 @@ def cost(token: str, folder: str) -> dict[str, float]:
 
 
 def flood() -> dict[str, float]:
-    """Form a run, let strangers come, and see what became of the members."""
+    """Form a run, start the attack, and measure how the members fare."""
     with server(TOKEN) as program, Helper("rallypoint", "members.py") as members:
         port = port_of(program)
         assert members.ask(LIMIT, do="form", port=port, token=TOKEN, n=MEMBERS) == {
@@ -77,15 +78,15 @@ def flood() -> dict[str, float]:
         }
         quiet = members.ask(LIMIT, do="rest", seconds=5.0)
         memory, cpu = resident_bytes(program.pid), cpu_seconds(program.pid)
-        with Helper("rallypoint", "hostile.py") as strangers:
-            strangers.tell(do="attack", port=port, rate=RATE, seconds=SECONDS, seed=1)
+        with Helper("rallypoint", "attackers.py") as attackers:
+            attackers.tell(do="attack", port=port, rate=RATE, seconds=SECONDS, seed=1)
             under = members.ask(LIMIT, do="rest", seconds=SECONDS)
-            told = strangers.hear(LIMIT)
+            told = attackers.hear(LIMIT)
         used = (cpu_seconds(program.pid) - cpu) / told["seconds"]
         grown = resident_bytes(program.pid) - memory
         members.ask(LIMIT, do="end")
         return {
-            "strangers a second": told["rate"],
+            "hostile connections a second": told["rate"],
             "beat answered, quiet, median ms": quiet["median"] * 1000,
             "beat answered, quiet, worst ms": quiet["worst"] * 1000,
             "beat answered, flooded, median ms": under["median"] * 1000,
@@ -115,8 +116,8 @@ def main() -> None:
             for way, samples in found.items():
                 table.add(measure, way, "time", samples[measure])
     if not options.parts or "flood" in options.parts:
-        say(f"{RATE} strangers a second for {SECONDS:g} s")
-        title = f"{MEMBERS} members while {RATE:,} strangers a second come, for {SECONDS:g} s"
+        say(f"{RATE} hostile connections a second for {SECONDS:g} s")
+        title = f"{MEMBERS} members under {RATE:,} hostile connections a second, for {SECONDS:g} s"
         attacked = report.table(title, "", 1, compared=False)
         found = harness.run_in_turn({"rallypoint": flood}, options.repeats, report, warm_up=0)
         for measure, samples in found["rallypoint"].items():

@@ -1,16 +1,15 @@
-"""The store: one client's latency, many clients' throughput, barriers and gathers.
+"""The store: latency of one client, throughput of many clients, barriers and gathers.
 
-Every server runs in a process of its own, every client in another one. torch's `set` does
-not wait for an answer; ours does, so it is also compared as what it is good for: many sets
-and one answer (pipeline).
+Each server and each client runs in its own process. torch's `set` does not wait for a reply; ours
+does. So many sets with one reply (pipeline) are compared too.
 
-A call of one client is two processes that take turns, and what it takes depends on where the
-kernel puts them: on one core it costs what both do, on two there are two wake-ups of a core
-that rests, which are most of it. The kernel changes its mind within a run, so both placements
-are measured apart, with the processes held where they are.
+In a call of one client, two processes take turns, and the time depends on where the kernel runs
+them. On one core, it is the time that both need. On two cores, most of it is two wake-ups of an
+idle core. The kernel moves processes during a run, so the processes are bound to cores and both
+placements are measured.
 
-A virtual machine may take the memory of who rests, and whoever worked last was another contender:
-each measurement is preceded by a short one that does not count.
+A virtual machine may take memory from an idle process, and another contender ran just before. So
+each measurement follows a short one that is not counted.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from environments import Missing, program, python
 from processes import Broken, Helper, Program, cpu_seconds, pin, say
 
 LIMIT = 60.0
-OPEN_LIMIT = 300.0  # torch's clients now and then wait 10 s for a connection of theirs
+OPEN_LIMIT = 300.0  # a torch client sometimes waits 10 s for its connection
 CALLS = 2000
 SECONDS = 0.5
 THROUGHPUT_CALLS = ("get", "add", "set", "pipeline 100 set")
@@ -51,7 +50,7 @@ class Peer:
     def client(self) -> Helper:
         """Start a client process."""
         environment = "rallypoint" if self.kind in BARE else self.kind
-        return Helper(environment, "store_client.py", self.kind, "127.0.0.1", str(self.port))
+        return Helper(environment, "store_clients.py", self.kind, "127.0.0.1", str(self.port))
 
 
 @contextlib.contextmanager
@@ -80,7 +79,7 @@ def redis() -> Iterator[Peer]:
 
 @contextlib.contextmanager
 def etcd() -> Iterator[Peer]:
-    """Run one etcd member; it does write to disk, as it always does."""
+    """Run one etcd member; etcd always writes to disk."""
     port, peers = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -95,7 +94,7 @@ def etcd() -> Iterator[Peer]:
 
 @contextlib.contextmanager
 def echo(how: str, client: str = "bare") -> Iterator[Peer]:
-    """Run a server that does nothing for a request but answer it."""
+    """Run a server that only replies."""
     with Helper("rallypoint", "echo_server.py", how) as server:
         yield Peer(client, server.ask(LIMIT, do="port")["port"], server.pid)
 
@@ -109,7 +108,7 @@ SERVERS: dict[str, Callable[[], Any]] = {
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a free port."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -149,7 +148,7 @@ def _timed(client: Helper, call: str, count: int) -> dict[str, float]:
 
 
 def floor(peers: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
-    """Compare a get with what a bare exchange of as many bytes costs from Python to Python."""
+    """Compare a get with a bare exchange of as many bytes between two Python processes."""
     with contextlib.ExitStack() as stack:
         named = {peer.kind: peer for peer in peers}
         named["bare, our messages"] = stack.enter_context(echo("messages", "messages"))
@@ -181,7 +180,7 @@ def _exchanges(client: Helper, peer: Peer) -> dict[str, float]:
 
 
 def throughput(given: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
-    """Count the calls a second of many clients in a few processes."""
+    """Count the calls per second of many clients in a few processes."""
     table = report.table("Many clients, answered calls", "calls/s", 1)
     for clients, processes in CROWDS:
         with contextlib.ExitStack() as stack:
@@ -223,8 +222,8 @@ def _rate(peer: Peer, crowd: list[Helper], call: str) -> dict[str, float]:
 
 
 def groups(given: list[Peer], report: harness.Report, options: argparse.Namespace) -> None:
-    """Barriers and gathers of N members, from the signal until the last one is through."""
-    table = report.table("Groups of N members, until the last one is through", "ms", 1000)
+    """Barriers and gathers of N members, from the signal until the last one returns."""
+    table = report.table("Groups of N members, until the last one returns", "ms", 1000)
     for size in options.sizes:
         processes = min(4, size)
         with contextlib.ExitStack() as stack:
@@ -251,7 +250,7 @@ def groups(given: list[Peer], report: harness.Report, options: argparse.Namespac
 
 def _meet(crowd: list[Helper], kind: str, size: int) -> dict[str, float]:
     each = size // len(crowd)
-    for _ in range(2):  # the first one does not count
+    for _ in range(2):  # the first one is not counted
         name = f"meet/{next(_names)}"
         begun = time.monotonic()
         for i, helper in enumerate(crowd):
@@ -262,7 +261,7 @@ def _meet(crowd: list[Helper], kind: str, size: int) -> dict[str, float]:
 
 PARTS: dict[str, tuple[str, Callable[..., None]]] = {
     "calls": ("The store: one client", single),
-    "floor": ("The store: what a call cannot cost less than", floor),
+    "floor": ("The store: the least that a call can cost", floor),
     "throughput": ("The store: many clients", throughput),
     "groups": ("The store: barrier and all_gather", groups),
 }
@@ -290,8 +289,8 @@ def main() -> None:
                     report.lacks(name, str(error))
             run(peers, report, options)
         report.notes.append(
-            "torch's set and multi_set return before the server has answered; "
-            "etcd: grpcio with messages made by hand, and it writes to disk"
+            "torch's set and multi_set return before the server replies; "
+            "etcd: grpcio with hand-written messages, and it writes to disk"
         )
         report.finish(CHARTS[part])
 

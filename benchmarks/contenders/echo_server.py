@@ -1,10 +1,10 @@
-"""What answers every request without doing anything for it: the floor of a call.
+"""Servers that only reply: the least that a call can cost.
 
 python echo_server.py uvloop|blocking|messages|meeting
 
-`messages` reads and writes our messages with msgspec on our event loop, so a client and a
-server of Python cannot do with less; the others answer with the same bytes. `meeting` answers
-all once as many have asked as the request says: a barrier, and nothing else.
+`messages` decodes and encodes our messages with msgspec on our event loop: a client and a server
+in Python cannot do less. `uvloop` and `blocking` reply with constant bytes. `meeting` replies to
+all clients once as many have asked as the request says: a barrier and nothing else.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any, cast
 
-import line
+import commands
 
 ANSWER = b"a" * 40  # as long as our answer to a get of 32 bytes
 
@@ -31,7 +31,7 @@ class Echo(asyncio.Protocol):
 
 
 def messages() -> type[Echo]:
-    """Return what decodes a call and encodes a reply, and nothing in between."""
+    """Return a protocol that decodes a call and encodes a reply, with nothing in between."""
     import msgspec
 
     from rallypoint.net import protocol as p
@@ -49,7 +49,7 @@ def messages() -> type[Echo]:
 
 
 def meeting() -> type[Echo]:
-    """Return what keeps all waiting until the last one has come."""
+    """Return a protocol that replies to all clients once the last one has asked."""
     here: list[asyncio.Transport] = []
 
     class Meeting(Echo):
@@ -97,4 +97,4 @@ def start(how: str) -> dict[str, Any]:
     return {"port": listener.getsockname()[1]}
 
 
-line.serve({"port": lambda: start(sys.argv[1])})
+commands.serve({"port": lambda: start(sys.argv[1])})

@@ -1,11 +1,11 @@
-"""A run of real nodes, one session each, and one that measures how late a beat is answered."""
+"""A run of real nodes, and a client that measures how long a heartbeat takes."""
 
 import os
 import threading
 import time
 from typing import Any
 
-import line
+import commands
 
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
@@ -23,7 +23,7 @@ _over = threading.Event()
 
 
 def form(port: int, token: str, n: int) -> dict[str, Any]:
-    """Let n nodes join one run, and wait for its round."""
+    """Make n nodes join a run, and wait for its round."""
     config = {"is_host": False, "token": token, "join": 60, "lease": 5}
     params = RendezvousParameters("core", f"127.0.0.1:{port}", "members", n, n, config=config)
     _nodes.extend(create_handler(params) for _ in range(n))
@@ -48,7 +48,7 @@ def _beat(port: int, token: str) -> None:
 
 
 def rest(seconds: float) -> dict[str, Any]:
-    """Beat for so long; return how late answers were, and who was disturbed."""
+    """Send heartbeats for a time; return the response times and how many nodes were disturbed."""
     _answers.clear()
     time.sleep(seconds)
     found = sorted(_answers)
@@ -62,7 +62,7 @@ def rest(seconds: float) -> dict[str, Any]:
 
 
 def calls(port: int, token: str, ca: str, n: int, connections: int) -> dict[str, Any]:
-    """Return the seconds of a handshake and of a store call, one client after the other."""
+    """Return the seconds of a handshake, a store call and a large value, one client at a time."""
     tls = TLS(ca=ca)
     begun = time.perf_counter()
     for _ in range(connections):
@@ -81,10 +81,10 @@ def calls(port: int, token: str, ca: str, n: int, connections: int) -> dict[str,
 
 
 def end() -> None:
-    """Let everyone go."""
+    """Shut all nodes down."""
     _over.set()
     for node in _nodes:
         node.shutdown()
 
 
-line.serve({"form": form, "rest": rest, "calls": calls, "end": end})
+commands.serve({"form": form, "rest": rest, "calls": calls, "end": end})

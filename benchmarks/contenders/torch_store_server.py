@@ -1,7 +1,7 @@
-"""torch's TCPStore server in a process of its own; prints the port as its first answer."""
+"""torch's TCPStore server in its own process; answers `port`."""
 
-import line
+import commands
 from torch.distributed import TCPStore
 
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-line.serve({"port": lambda: {"port": store.port}})
+commands.serve({"port": lambda: {"port": store.port}})

@@ -1,7 +1,8 @@
-"""The formation curve: N light clients in one process against `rallypoint serve`.
+"""How a round scales with its size: N light clients in one process, against `rallypoint serve`.
 
-Connect, prove each other's token, join, sealed; then all of them again, connected already.
-Requests and bytes a node must not depend on N, the server's CPU must grow as N.
+They connect, authenticate and join until the round is sealed; then all join again over the same
+connections. Requests and bytes per node must not depend on N; the server's CPU time must be
+proportional to N.
 """
 
 import sys
@@ -23,7 +24,7 @@ def trial(n: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with (
         Program(command(), ready="serving on") as server,
-        Helper("rallypoint", "light.py") as light,
+        Helper("rallypoint", "light_clients.py") as light,
     ):
         host, port = server.line.split()[-1].rsplit(":", 1)
         empty = resident_bytes(server.pid)
@@ -31,7 +32,7 @@ def trial(n: int) -> dict[str, float]:
             before = cpu_seconds(server.pid)
             if part == "form":
                 told = light.ask(
-                    LIMIT, do="form", limit=LIMIT, host=host, port=int(port), run="curve",
+                    LIMIT, do="form", limit=LIMIT, host=host, port=int(port), run="scaling",
                     token=TOKEN, n=n,
                 )  # fmt: skip
                 found["memory a node"] = (resident_bytes(server.pid) - empty) / n
@@ -56,7 +57,9 @@ def command() -> list[str]:
 def main() -> None:
     """Run all sizes, report."""
     options = harness.arguments(__doc__ or "", sizes=(10, 100, 1000, 3000, 10000))
-    report = harness.Report("curve", "Formation curve, light clients", harness.relative(__file__))
+    report = harness.Report(
+        "scaling", "Round formation by size, light clients", harness.relative(__file__)
+    )
     wall = report.table("Wall time", "ms", 1000, compared=False)
     cpu = report.table("CPU for each node", "us", 1e6, compared=False)
     counts = report.table("For each node, once", "count or bytes", 1, compared=False)

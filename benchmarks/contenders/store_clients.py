@@ -1,6 +1,6 @@
-"""Clients of a store: one that is timed call by call, or a crowd that calls at once.
+"""Clients of a store: one that is timed call by call, or many that call at once.
 
-python store_client.py rallypoint|torch|redis|etcd|bare|messages HOST PORT
+python store_clients.py rallypoint|torch|redis|etcd|bare|messages HOST PORT
 """
 
 import sys
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import line
-from crowd import Crowd
+import commands
+from at_once import Crowd
 
 VALUE = b"v" * 32
 MANY = 16
@@ -41,7 +41,7 @@ class Rallypoint:
         }
 
     def prepare(self) -> None:
-        """Write what is read."""
+        """Write the values to read."""
         self.store.multi_set([*KEYS, "swap"], [VALUE] * (MANY + 1))
 
     def pipeline(self) -> None:
@@ -51,11 +51,11 @@ class Rallypoint:
                 pipe.set(key, VALUE)
 
     def barrier(self, name: str, rank: int, size: int) -> None:
-        """Meet all others."""
+        """Wait for all members."""
         self.store.barrier(name, size, rank=rank)
 
     def all_gather(self, name: str, rank: int, size: int) -> list[bytes]:
-        """Give a value, get all."""
+        """Give a value and get all values."""
         return self.store.all_gather(name, VALUE, rank, size)
 
 
@@ -84,7 +84,7 @@ class Torch:
         }
 
     def prepare(self) -> None:
-        """Write what is read."""
+        """Write the values to read."""
         for key in [*KEYS, "swap"]:
             self.store.set(key, VALUE.decode())
 
@@ -133,7 +133,7 @@ class Redis:
         }
 
     def prepare(self) -> None:
-        """Write what is read."""
+        """Write the values to read."""
         self.store.mset(dict.fromkeys([*KEYS, "swap"], VALUE))
 
     def pipeline(self) -> None:
@@ -154,7 +154,7 @@ def _field(number: int, value: bytes | int) -> bytes:
 
 
 class Etcd:
-    """etcd over grpcio, with messages made by hand (less work than a client library does)."""
+    """etcd over grpcio, with messages made by hand (less work than in a client library)."""
 
     def __init__(self) -> None:
         import grpc
@@ -177,13 +177,13 @@ class Etcd:
         }
 
     def prepare(self) -> None:
-        """Write what is read."""
+        """Write the values to read."""
         for name in (*KEYS, "swap"):
             self.put(_field(1, name.encode()) + _field(2, VALUE), timeout=30)
 
 
 class Bare:
-    """A socket and as many bytes as our `get` sends and gets, without any meaning."""
+    """A socket that sends and receives as many bytes as our `get`, without any meaning."""
 
     REQUEST = b"r" * 26
 
@@ -195,7 +195,7 @@ class Bare:
         self.calls: dict[str, Call] = {"get": self.exchange, "add": self.exchange}
 
     def prepare(self) -> None:
-        """Nothing is kept there."""
+        """Nothing to write."""
 
     def exchange(self) -> None:
         """Send a request and receive its answer."""
@@ -203,13 +203,13 @@ class Bare:
         self.sock.recv(65536)
 
     def barrier(self, name: str, rank: int, size: int) -> None:
-        """Say how many are expected, and wait."""
+        """Send the number of members, and wait."""
         self.sock.sendall(b"%26d" % size)
         self.sock.recv(65536)
 
 
 class Messages(Bare):
-    """The same with our messages, made and read with msgspec."""
+    """The same with our messages, encoded and decoded with msgspec."""
 
     def __init__(self) -> None:
         import msgspec
@@ -259,7 +259,7 @@ def latency(call: str, count: int) -> dict[str, Any]:
 
 
 def throughput(call: str, seconds: float) -> dict[str, Any]:
-    """All clients call for so long; return how many calls were answered."""
+    """Make all clients call for a time; return the number of replies."""
     counts = [0] * len(clients)
     begun = time.monotonic()
     until = begun + seconds
@@ -270,7 +270,7 @@ def throughput(call: str, seconds: float) -> dict[str, Any]:
             function()
             done += 1
         if call == "set":
-            clients[index].calls["get"]()  # what was sent unacknowledged has to have arrived
+            clients[index].calls["get"]()  # wait until unacknowledged requests have arrived
         counts[index] = done
 
     end = crowd[0].run(work)
@@ -278,7 +278,7 @@ def throughput(call: str, seconds: float) -> dict[str, Any]:
 
 
 def group(kind: str, name: str, first: int, size: int) -> dict[str, Any]:
-    """All clients take part in a barrier or all_gather; return when the last was through."""
+    """Make all clients take part in a barrier or all_gather; return when the last one returned."""
 
     def work(index: int) -> None:
         found = getattr(clients[index], kind)(name, first + index, size)
@@ -287,4 +287,4 @@ def group(kind: str, name: str, first: int, size: int) -> dict[str, Any]:
     return {"end": crowd[0].run(work)}
 
 
-line.serve({"open": open_clients, "latency": latency, "throughput": throughput, "group": group})
+commands.serve({"open": open_clients, "latency": latency, "throughput": throughput, "group": group})

@@ -1,7 +1,6 @@
-"""Nodes of one contender in one process, each with a thread: prepare, join at once, end.
+"""Nodes of one contender in one process, one thread each: prepare, join at once, end.
 
-python form.py CONTENDER, or python form.py CONTENDER server: the server, where it has one
-that does not come with a command of its own.
+python nodes.py CONTENDER, or python nodes.py CONTENDER server: its server.
 """
 
 import logging
@@ -12,8 +11,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import line
-from crowd import Crowd
+import commands
+from at_once import Crowd
 
 JOIN_SECONDS = 120
 
@@ -36,7 +35,7 @@ class Rallypoint:
         return info.rank, info.world_size
 
     def watch(self, limit: float) -> float | None:
-        """Wait until told to join again; return when (monotonic)."""
+        """Wait for the notification to join again; return its time (monotonic)."""
         until = time.monotonic() + limit
         while time.monotonic() < until:
             view = self.handler.view()
@@ -51,7 +50,7 @@ class Rallypoint:
 
 
 class RallypointServer:
-    """Our server, with its counters at hand."""
+    """Our server, with its counters."""
 
     def __init__(self, size: int) -> None:
         from rallypoint.server.embedded import EmbeddedServer
@@ -71,7 +70,7 @@ class RallypointServer:
 def torch_store(where: str, rank: int) -> Any:
     """Return a node's connected TCPStore, kept from trial to trial.
 
-    Connecting is not measured for those who use it: now and then it takes torch 10 s.
+    Connecting is not measured for contenders that use it: sometimes it takes torch 10 s.
     """
     from torch.distributed import TCPStore
 
@@ -115,7 +114,7 @@ class C10d:
         return info.rank, info.world_size
 
     def watch(self, limit: float) -> float | None:
-        """Look for waiting nodes as torch's agent does, each tenth of a second."""
+        """Poll for waiting nodes every 0.1 s, as torch's agent does."""
         until = time.monotonic() + limit
         while time.monotonic() < until:
             if self.handler.num_nodes_waiting():
@@ -124,12 +123,12 @@ class C10d:
         return None
 
     def end(self) -> None:
-        """Leave: stop its heartbeat only, since closing is not what is measured."""
+        """Leave: stop the heartbeat only, since closing is not measured."""
         self.handler._stop_heartbeats()
 
 
 class C10dQuiet(C10d):
-    """The same without the cost of its event records: they walk the stack with `inspect`."""
+    """The same without its event log, whose records walk the stack with `inspect`."""
 
     def __init__(self, *arguments: Any, **config: Any) -> None:
         from torch.distributed.elastic.rendezvous import (
@@ -210,11 +209,11 @@ class Torchft:
         return names.index(self.name), len(names)
 
     def end(self) -> None:
-        """Nothing: it is forgotten once its heartbeats are old."""
+        """Nothing: it expires with its heartbeats."""
 
 
 class TorchftServer:
-    """torchft's LighthouseServer; it looks every `quorum_tick_ms`, the least it allows."""
+    """torchft's LighthouseServer; it checks every `quorum_tick_ms`, here the least it allows."""
 
     def __init__(self, size: int) -> None:
         from torchft.coordination import LighthouseServer
@@ -241,7 +240,7 @@ class Jax:
         )  # fmt: skip
 
     def join(self) -> tuple[int, int]:
-        """Return rank and size, which are given beforehand."""
+        """Return rank and size, which are fixed."""
         if not self.connected:
             self.client.connect()
             self.connected = True
@@ -322,7 +321,7 @@ def prepare(
     most: int = 0,
     config: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make `count` nodes; nothing is connected that the contender's constructor does not."""
+    """Make `count` nodes; only a contender's constructor may connect."""
     make = NODES[CONTENDER]
     nodes[:] = [None] * count
 
@@ -348,7 +347,7 @@ def join() -> dict[str, Any]:
 
 
 def watch(limit: float) -> dict[str, Any]:
-    """Wait until the first node is told to join again."""
+    """Wait until the first node is notified to join again."""
     return {"at": nodes[0].watch(limit)}
 
 
@@ -371,7 +370,7 @@ def stats() -> dict[str, Any]:
 
 
 logging.disable(logging.WARNING)
-line.serve(
+commands.serve(
     {
         "prepare": prepare, "join": join, "watch": watch, "end": end, "start": start,
         "stats": stats,

@@ -1,28 +1,29 @@
-"""What a resting run costs: a server whose N connected nodes only beat.
+"""What an idle run costs: a server whose N connected nodes send heartbeats only.
 
-The nodes form one round; then each beats every 5 s (a third of the lease), evenly spread.
+The nodes form one round; then each sends a heartbeat every 5 s (a third of the lease). They are
+spread evenly.
 """
 
 import sys
 
 import harness
-from curve import LIMIT, TOKEN, command
 from processes import Helper, Program, cpu_seconds, resident_bytes, say
+from scaling import LIMIT, TOKEN, command
 
 SECONDS = 10.0
 BEAT_SECONDS = 5.0
 
 
 def trial(n: int) -> dict[str, float]:
-    """Form a round, rest, and see what the server used."""
+    """Form a round, stay idle, and measure what the server used."""
     with (
         Program(command(), ready="serving on") as server,
-        Helper("rallypoint", "light.py") as light,
+        Helper("rallypoint", "light_clients.py") as light,
     ):
         host, port = server.line.split()[-1].rsplit(":", 1)
         empty = resident_bytes(server.pid)
         light.ask(
-            LIMIT, do="form", limit=LIMIT, host=host, port=int(port), run="resting",
+            LIMIT, do="form", limit=LIMIT, host=host, port=int(port), run="idle",
             token=TOKEN, n=n,
         )  # fmt: skip
         before = cpu_seconds(server.pid)
@@ -35,9 +36,12 @@ def trial(n: int) -> dict[str, float]:
 def main() -> None:
     """Run all sizes, report."""
     options = harness.arguments(__doc__ or "", sizes=(1000, 10000), repeats=5)
-    report = harness.Report("resting", "Resting cost of a server", harness.relative(__file__))
+    report = harness.Report("idle", "Idle cost of a server", harness.relative(__file__))
     table = report.table(
-        f"Connected nodes that beat every {BEAT_SECONDS:g} s, over {SECONDS:g} s", "", 1, False
+        f"Connected nodes with a heartbeat every {BEAT_SECONDS:g} s, over {SECONDS:g} s",
+        "",
+        1,
+        False,
     )
     for n in options.sizes:
         say(f"N = {n:,}")

@@ -1,7 +1,7 @@
-"""End to end: `rallypoint run` against torchrun for a script that prints its rank.
+"""Start of a command: `rallypoint run` against torchrun, for a script that prints its rank.
 
-One node, one worker. "first line": from the start of the command until the rank is read
-from its output; "end": until the command has ended.
+One node, one worker. "first line": from the start of the command until the rank is read from its
+output. "end": until the command has ended.
 """
 
 import subprocess
@@ -53,7 +53,9 @@ def trial(command: list[str], script: str) -> dict[str, float]:
 def main() -> None:
     """Run, report."""
     options = harness.arguments(__doc__ or "", repeats=7)
-    report = harness.Report("endtoend", "Start to end of a command", harness.relative(__file__))
+    report = harness.Report(
+        "launch", "From the start of a command to its end", harness.relative(__file__)
+    )
     table = report.table("A script that prints its rank, one worker", "s", 1)
     contenders: dict[str, harness.Measure] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +70,7 @@ def main() -> None:
                 report.lacks(name, str(error))
                 continue
             contenders[name] = lambda command=command: trial(command, str(script))
-        say("end to end")
+        say("launch")
         found = harness.run_in_turn(contenders, options.repeats, report)
     for measure in ("first line", "end"):
         for name, samples in found.items():

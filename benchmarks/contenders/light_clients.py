@@ -1,7 +1,7 @@
 """Light clients: N nodes in one asyncio process that speak the real protocol.
 
-Nothing of the handler is here, only bytes: `rallypoint.net.protocol` and
-`rallypoint.rendezvous.wire`. What a node sends and receives is counted on its socket.
+They use no handler, only the messages of `rallypoint.net.protocol` and
+`rallypoint.rendezvous.wire`, and count what is sent and received.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import ssl
 import time
 from typing import Any
 
-import line
+import commands
 import msgspec
 import uvloop
 
@@ -94,7 +94,7 @@ class LightNode(asyncio.Protocol):
         self.write(p.frame(wire.Ask(0, self.swarm.join_of(self))))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server must not cut anyone off."""
+        """Fail: the server must not close a connection."""
         if not self.swarm.closing:
             self.swarm.fail(f"connection lost: {exc}")
 
@@ -110,7 +110,7 @@ class Swarm:
         self.reset()
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Reset the counters."""
         self.frames_out = self.frames_in = self.bytes_out = self.bytes_in = 0
         self.in_seat = 0
         self.done: asyncio.Future[None] = asyncio.get_event_loop().create_future()
@@ -142,7 +142,7 @@ class Swarm:
     async def connect(
         self, host: str, port: int, run: str, token: str, n: int, join: bool = True, ca: str = ""
     ) -> dict[str, Any]:
-        """Connect (with `ca`: by TLS), prove and (with `join`) join n nodes; wait for all."""
+        """Connect n nodes (with `ca`: by TLS), authenticate, join if `join`; wait for all."""
         tls = {"ssl": ssl.create_default_context(cafile=ca), "server_hostname": host} if ca else {}
         self.token, self.run, self.size, self.join_at_once = token.encode(), run, n, join
         self.settings = Settings(n, n, lease_seconds=15.0)
@@ -165,7 +165,7 @@ class Swarm:
         return self.figures(begun, cpu)
 
     async def again(self) -> dict[str, Any]:
-        """All nodes, connected already, ask for the next round."""
+        """Make all nodes, which are connected, join the next round."""
         begun, cpu = time.monotonic(), time.process_time()
         self.reset()
         for node in self.nodes:
@@ -174,7 +174,7 @@ class Swarm:
         return self.figures(begun, cpu)
 
     async def beat(self, seconds: float, interval: float) -> dict[str, Any]:
-        """Only beat, each node once in `interval` seconds, evenly spread."""
+        """Send heartbeats only, one per node and `interval` seconds, spread evenly."""
         begun, cpu = time.monotonic(), time.process_time()
         self.reset()
         step = interval / len(self.nodes)
@@ -188,7 +188,7 @@ class Swarm:
         return self.figures(begun, cpu)
 
     def figures(self, begun: float, cpu: float) -> dict[str, Any]:
-        """Return what it took, and check that all agree."""
+        """Return the figures, and check that all nodes agree."""
         took = time.monotonic() - begun
         seats = [node.seat for node in self.nodes if node.seat]
         if seats:
@@ -204,7 +204,7 @@ class Swarm:
         }
 
     async def close(self) -> None:
-        """Leave and cut all connections."""
+        """Leave and close all connections."""
         self.closing = True
         for node in self.nodes:
             node.transport.write(p.frame(wire.Ask(0, Leave(f"{node.index:032x}"))))
@@ -234,7 +234,7 @@ def main() -> None:
     def close() -> None:
         loop.run_until_complete(current.pop().close())
 
-    line.serve({"form": form, "again": again, "beat": beat, "close": close})
+    commands.serve({"form": form, "again": again, "beat": beat, "close": close})
 
 
 main()

@@ -1,4 +1,4 @@
-"""The other end of `processes.Helper`: a command a line in, an answer a line out."""
+"""The other end of `processes.Helper`: reads one JSON command per line, writes one answer each."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 _out = os.fdopen(os.dup(1), "wb", buffering=0)
-os.dup2(2, 1)  # what libraries print must not be taken for an answer
+os.dup2(2, 1)  # what libraries print is not an answer
 
 
 def answer(**values: Any) -> None:
@@ -16,12 +16,12 @@ def answer(**values: Any) -> None:
     _out.write(json.dumps(values).encode() + b"\n")
 
 
-def serve(commands: dict[str, Callable[..., dict[str, Any] | None]]) -> None:
-    """Answer commands until the input ends; then leave at once, whatever threads there are."""
+def serve(known: dict[str, Callable[..., dict[str, Any] | None]]) -> None:
+    """Answer commands until the input ends; then exit at once, even if threads are running."""
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            answer(**(commands[command.pop("do")](**command) or {}))
+            answer(**(known[command.pop("do")](**command) or {}))
         except Exception as error:
             traceback.print_exc()
             answer(error=f"{type(error).__name__}: {error}"[:500])

@@ -1,4 +1,4 @@
-"""Strangers: so many hostile connections a second, of all kinds, for so long. Loopback only."""
+"""Hostile connections of all kinds, at a rate and for a time. Loopback only."""
 
 import asyncio
 import contextlib
@@ -10,19 +10,19 @@ import socket
 import time
 from typing import Any
 
-import line
+import commands
 import uvloop
 
 from rallypoint.net import protocol as p
 
 HELLO = p.frame(p.Hello(1, "attacked", b"c" * 16, b"n" * p.NONCE_BYTES, "stranger"))
 STEP_SECONDS = 0.02
-HELD_SECONDS = 5.0  # how long one that says little stays
-MOST_PER_SECOND, MOST_SECONDS = 2000, 120.0  # whatever is asked for
+HELD_SECONDS = 5.0  # until a connection that stays open is closed
+MOST_PER_SECOND, MOST_SECONDS = 2000, 120.0  # upper limits of the arguments
 
 
 def openings(rng: random.Random) -> list[bytes]:
-    """Return what strangers say first; the empty ones and the halves keep their connection."""
+    """Return the first bytes of attackers; empty and partial ones keep the connection open."""
     return [
         b"",
         HELLO[:7],
@@ -40,7 +40,7 @@ def openings(rng: random.Random) -> list[bytes]:
 async def attack(
     port: int, rate: int, seconds: float, said: list[bytes], sources: list[str]
 ) -> dict[str, Any]:
-    """Open `rate` connections a second and say something on each; return what came of it."""
+    """Open `rate` connections per second and send bytes on each; return the counts."""
     held: list[tuple[float, socket.socket]] = []
     opened = failed = 0
     begun = time.monotonic()
@@ -79,7 +79,7 @@ def main() -> None:
         limited = (min(rate, MOST_PER_SECOND), min(seconds, MOST_SECONDS))
         return uvloop.run(attack(port, *limited, said, sources))
 
-    line.serve({"attack": run})
+    commands.serve({"attack": run})
 
 
 main()

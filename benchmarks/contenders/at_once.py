@@ -1,8 +1,8 @@
-"""Threads that stand ready and all begin at once.
+"""Threads that start a piece of work at once.
 
-Each waits at a lock of its own and says nothing when it is done, but for the last one: with a
-condition for all, each would wake, wait for the lock of the others and wake again, and the
-crowd would measure itself (`store.py --parts groups` shows what is left of that).
+Each thread waits for its own lock, and only the last one reports that it is done. With one
+condition for all, each thread would wake, wait for the shared lock and wake again, and the
+benchmark would measure that (`store.py --parts groups` shows what remains of it).
 """
 
 import itertools
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Crowd:
-    """k threads; `run` lets each call a function with its index, and waits for all."""
+    """Threads; `run` makes each call a function with its index, and waits for all."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,10 +1,10 @@
-"""What `--data-dir` costs: the same server with and without it, 1 client and 64, in turn.
+"""What `--data-dir` costs: the same server with and without it, with 1 and 64 clients.
 
-Both servers run at the same time, each in a process of its own; 64 clients are four processes
-of 16 threads, each with a connection of its own. The disk is the one that holds the temporary
-directory (TMPDIR says which). Prints a table for docs/durability.md.
+Both servers run at the same time, each in its own process, and are measured in turn. 64 clients
+are four processes with 16 threads, and each thread has its own connection. The disk is that of the
+temporary directory (see TMPDIR). Prints a table for docs/durability.md.
 
-    python3 benchmarks/durable.py [--rounds 7] [--seconds 1.0]
+    python3 benchmarks/durability.py [--rounds 7] [--seconds 1.0]
 """
 
 import argparse
@@ -27,7 +27,7 @@ LIMIT_SECONDS = 60.0
 
 
 def call_for(seconds: float, call: Callable[[], Any], took: list[float]) -> None:
-    """Call as often as the time allows; note how long each call took."""
+    """Call again and again for a time; record how long each call took."""
     end = time.monotonic() + seconds
     while (began := time.monotonic()) < end:
         call()
@@ -35,7 +35,7 @@ def call_for(seconds: float, call: Callable[[], Any], took: list[float]) -> None
 
 
 def client(port: int, threads: int) -> None:
-    """Be a process of clients: a line with call and seconds in, one with the times out."""
+    """Run clients: read call and seconds from a line, write the times as a line."""
     from rallypoint.store.tcp import TCPStore
 
     stores = [TCPStore("127.0.0.1", port, timeout=LIMIT_SECONDS) for _ in range(threads)]
@@ -75,7 +75,7 @@ class Crowd:
         return [t for each in self.processes for t in json.loads(each.stdout.readline())]
 
     def ask(self, name: str, seconds: float) -> list[float]:
-        """Let all call for a while; return the time of every call."""
+        """Make all clients call for a time; return the duration of every call."""
         for each in self.processes:
             each.stdin.write(json.dumps([name, seconds]) + "\n")
             each.stdin.flush()

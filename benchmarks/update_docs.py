@@ -1,6 +1,6 @@
-"""Puts the results into docs/performance-tables.md: the tables between its markers.
+"""Writes the results into docs/performance-tables.md: the tables between its markers.
 
-    python3 benchmarks/page.py
+    python3 benchmarks/update_docs.py
 
 A marker `<!-- results: NAME -->` is followed by what this script writes, up to
 `<!-- end: NAME -->`; everything else on the page is written by hand.
@@ -19,7 +19,7 @@ MARKED = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTA
 
 
 def shown(value: float | None) -> str:
-    """Return a figure with three digits that count."""
+    """Return a figure with three significant digits."""
     if value is None:
         return "-"
     if value == 0 or abs(value) >= 100:
