@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from rallypoint.cli import main
 from rallypoint.cli.serve_state import Choice
 from rallypoint.server.ha import failover
-from rallypoint.server.ha.failover import State
+from rallypoint.server.ha.failover import FailoverConfig
 
 
 def serve(*options: str) -> str:
@@ -48,7 +48,7 @@ def test_without_a_state_nothing_is_checked() -> None:
 
 
 def test_where_clients_find_it() -> None:
-    def state(advertise: str | None) -> State:
+    def state(advertise: str | None) -> FailoverConfig:
         found = Choice("etcd://h", advertise, 2.0).at([sock])
         assert found is not None
         return found

@@ -13,7 +13,7 @@ import uvloop
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election
-from rallypoint.server.ha.failover import Failover, State
+from rallypoint.server.ha.failover import Failover, FailoverConfig
 from rallypoint.server.journal.engine import OFFICE
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, bind, endpoint_of
@@ -24,7 +24,7 @@ LIMIT = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryState(State):
+class MemoryState(FailoverConfig):
     """A state on an engine of this process."""
 
     shared: Engine = dataclasses.field(default_factory=MemoryEngine)

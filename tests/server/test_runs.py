@@ -23,7 +23,18 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.state import Gathering, Sealed, Settings
 from rallypoint.rendezvous import wire
-from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE
+from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE, grace_seconds
+
+
+@pytest.mark.parametrize(
+    ("was_held_up", "return_seconds", "grace"),
+    [(False, -1.0, 1.0), (True, -1.0, 15.0), (False, 40.0, 40.0), (True, 4.0, 15.0)],
+)
+def test_grace_is_longer_after_this_process_was_away(
+    was_held_up: bool, return_seconds: float, grace: float
+) -> None:
+    settings = Settings(1, 1, lease_seconds=15.0, grace_seconds=1.0)
+    assert grace_seconds(settings, was_held_up, return_seconds) == grace
 
 
 def told(connection: FakeConnection, kind: type[Any]) -> Any:

@@ -26,7 +26,7 @@ from rallypoint.net.addresses import parse_rendezvous_endpoint
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token, weaknesses
 from rallypoint.server import tracing
-from rallypoint.server.ha.failover import Attend, State
+from rallypoint.server.ha.failover import Attend, FailoverConfig
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.journal.records import Stored
@@ -180,7 +180,7 @@ def _drop_if_empty(log_file: Path | None) -> None:
 def _announce(
     sockets: list[socket.socket],
     kept: Kept | None,
-    state: State | None,
+    state: FailoverConfig | None,
     web: list[socket.socket],
     options: Options,
 ) -> None:

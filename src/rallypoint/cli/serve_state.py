@@ -21,7 +21,7 @@ from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.endpoints import join_place, parse_place
 from rallypoint.rendezvous import defaults
-from rallypoint.server.ha.failover import Attend, Failover, State, advertised
+from rallypoint.server.ha.failover import Attend, Failover, FailoverConfig, advertised
 from rallypoint.server.options import Options, is_loopback
 
 logger = logging.getLogger("rallypoint.server")
@@ -93,7 +93,7 @@ class Choice:
         _check_advertised(self.advertise)
         open_engine(self.url).close()  # it connects with its first call only
 
-    def at(self, sockets: list[socket.socket]) -> State | None:
+    def at(self, sockets: list[socket.socket]) -> FailoverConfig | None:
         """Return where the state is and where clients find this server; None: it is alone."""
         if self.url is None:
             return None
@@ -107,7 +107,7 @@ class Choice:
                 "clients and servers on other hosts are told to come to %s, which is this host "
                 "alone: give --advertise ADDRESS:PORT", where
             )  # fmt: skip
-        return State(self.url, name, where, self.lease)
+        return FailoverConfig(self.url, name, where, self.lease)
 
 
 def _check_advertised(where: str | None) -> None:
@@ -148,7 +148,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 async def serve_in_turn(
-    options: Options, sockets: list[socket.socket], state: State, attend: Attend
+    options: Options, sockets: list[socket.socket], state: FailoverConfig, attend: Attend
 ) -> None:
     """Stand by, and serve whenever this process leads, until SIGTERM or SIGINT."""
     failover = Failover(options, sockets, state, attend)

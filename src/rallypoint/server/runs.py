@@ -1,18 +1,17 @@
-"""Hosts the core: one `RunHost` a run, its single writer.
+"""Hosts the core: one `RunHost` per run, which alone changes the run's state.
 
 Events of one loop turn are applied together: `advance` once, store once, then send. A step
-copies the places of all nodes, so with many nodes (`AT_ONCE_NODES`) what comes in crowds waits a
-moment for more (`SECONDS_A_NODE`): else those who trickle in would cost the square of their
-number. The host keeps what the core must not know: connections, when each was last heard, and
-timers.
+copies the places of all nodes, so above `AT_ONCE_NODES` nodes the events that come in crowds
+wait a moment for more; one step for each would cost the square of their number. The host keeps
+what the core must not know: connections, when each was last heard, and timers.
 
-* Silence is judged by one sweep over all connections each second (or a tenth of the lease),
-  on this process's monotonic clock. A sweep that comes late shows that this process itself
-  was stopped or starved: all leases and timers are extended by that gap (an outage of the
-  judge is nobody's death). For one lease from then on a cut connection has a lease, not a
-  grace, to come back: clients gave up on a judge that said nothing, and come with backoff.
-* A cut connection starts the grace; a connection that resumes within it goes on as before.
-* A server that is started again from its journal adopts the runs: see durable.py.
+* One sweep over all connections detects silence, by this process's monotonic clock. A sweep
+  that is late shows that this process itself was stopped or starved. Then all leases and timers
+  are extended by that gap: a node is not dead because its judge was away. For one lease from
+  then on a disconnected node has a lease instead of a grace to come back, since clients gave up
+  on the silent server and reconnect with backoff.
+* A lost connection starts the grace; a node that resumes within it goes on as before.
+* A server that restarts from its journal adopts the runs (journal/persistence.py).
 """
 
 import asyncio
@@ -49,6 +48,7 @@ from rallypoint.core.state import (
     Node,
     NodeId,
     Sealed,
+    Settings,
     State,
     find,
 )
@@ -65,10 +65,10 @@ from rallypoint.wallclock import now_text
 logger = logging.getLogger("rallypoint.server")
 
 IN_CROWDS = (Join, Disconnected, Reconnected)
-AT_ONCE_NODES = 128  # up to so many nobody waits for others
-LEAST_SECONDS = 1e-3  # else so long, the least that the loop tells apart; many a step's cost
-SECONDS_A_NODE = 1e-6  # or so long; a step's copies cost a few hundredths of that
-HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was away
+AT_ONCE_NODES = 128  # up to this many, no event waits for others
+LEAST_SECONDS = 1e-3  # the shortest wait: what the loop's timers resolve; many steps' cost
+SECONDS_A_NODE = 1e-6  # of the wait; a step's copies cost a few hundredths of that
+HELD_UP_SECONDS = 0.5  # a timer that is later than that shows that this process was stopped
 
 
 class NodeConnection(Protocol):
@@ -81,17 +81,37 @@ class NodeConnection(Protocol):
         """Write one frame."""
 
 
+def grace_seconds(settings: Settings, was_held_up: bool, return_seconds: float) -> float:
+    """Return how long a disconnected node may take to reconnect before it counts as lost (L1).
+
+    Args:
+        settings: the run's.
+        was_held_up: whether this process was stopped within the last lease.
+        return_seconds: what is left of the time that nodes have after a restart of the server.
+    """
+    grace = settings.lease_seconds
+    if not was_held_up:
+        grace = min(settings.grace_seconds, grace)
+    return max(grace, return_seconds)
+
+
 class RunHost:
-    """The state of one run, and the connections of its nodes."""
+    """The state of one run, and the connections of its nodes.
+
+    Args:
+        run_id: its name.
+        loop: its timers and clock.
+        where: the server, for people.
+    """
 
     def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
         self.state = State(run_id)
         self.connections: dict[NodeId, NodeConnection] = {}
         self.writes = 0
         self.chronicle = Chronicle()
-        self.observe: Callable[[Noted], None] | None = None  # told after each step
+        self.observe: Callable[[Noted], None] | None = None  # called after each step
         self.on_fault: OnFault | None = None
-        self.mark: Callable[[], None] = lambda: None  # told of a new state, before anybody else
+        self.mark: Callable[[], None] = lambda: None  # called with a new state, before any send
         self._loop = loop
         self._where = where
         self._events: list[Event] = []
@@ -99,28 +119,29 @@ class RunHost:
         self._done: list[tuple[NodeConnection, wire.Ask]] = []
         self._timers: dict[Timer, tuple[asyncio.TimerHandle, float]] = {}
         self._graces: dict[NodeId, asyncio.TimerHandle] = {}
-        self._forgiving_until = self._return_until = float("-inf")
+        self._forgiving_until = float("-inf")
+        self._return_until = float("-inf")
         self._reason = ""
 
     @guarded
     def adopt(self, state: State) -> None:
-        """Go on from a stored state: nobody is connected yet, and every lease begins anew.
+        """Go on from a stored state: nobody is connected yet, and every lease starts again.
 
-        A node has as long as it may take to see that the former server is gone.
+        Nodes have as long to reconnect as it may take them to see that the last server is gone.
         """
         self.state = state
         if state.settings is None:
             return
         away = dialogue.absence_seconds(state.settings.lease_seconds)
         self._return_until = self._loop.time() + away
-        for timer in timers(state):  # who must join again must come back before that
+        for timer in timers(state):  # a node must reconnect before it can join again
             later = away if isinstance(timer, RejoinOver) else 0.0
             self._start_timer(timer, timer_seconds(state, timer) + later)
         for node in [node for place in PLACES for node in getattr(state, place)]:
             self._submit(Disconnected(node))
             self._start_grace(node)
 
-    # -- what connections ask ----------------------------------------------------------------
+    # -- requests of nodes ------------------------------------------------------------------
 
     @guarded
     def ask(self, connection: NodeConnection, ask: wire.Ask) -> None:
@@ -182,7 +203,7 @@ class RunHost:
 
     @guarded
     def disconnected(self, connection: NodeConnection) -> None:
-        """A connection is gone without a leave: its grace begins (L1)."""
+        """A connection was lost without a leave: its grace begins (L1)."""
         node = connection.node
         if node is None or self.connections.get(node) is not connection:
             return
@@ -196,17 +217,15 @@ class RunHost:
         settings = self.state.settings
         if settings is None:
             return
-        grace = min(settings.grace_seconds, settings.lease_seconds)
-        if self._loop.time() < self._forgiving_until:
-            grace = settings.lease_seconds
-        grace = max(grace, self._return_until - self._loop.time())
-        due = self._loop.time() + grace
+        now = self._loop.time()
+        grace = grace_seconds(settings, now < self._forgiving_until, self._return_until - now)
+        due = now + grace
         self._graces[node] = self._loop.call_later(grace, self._grace_over, node, due)
 
     @guarded
     def _grace_over(self, node: NodeId, due: float) -> None:
         if self._loop.time() - due > HELD_UP_SECONDS:
-            self._start_grace(node)  # it could not have reached us meanwhile
+            self._start_grace(node)  # the node could not have reached us in that time
             return
         self._graces.pop(node, None)
         self._submit(Lost(node, Cause.DISCONNECT))
@@ -219,7 +238,7 @@ class RunHost:
 
     @guarded
     def sweep(self, now: float, gap: float) -> None:
-        """Look for silent nodes; `gap`: seconds for which this process itself was away."""
+        """Look for silent nodes; `gap`: seconds for which this process itself did not run."""
         if self.state.settings is None:
             return
         lease = self.state.settings.lease_seconds
@@ -239,7 +258,7 @@ class RunHost:
             self._stop_grace(node)
             self._start_grace(node)
         for timer, (handle, due) in list(self._timers.items()):
-            if due > now - gap:  # those too that ran out in the gap, but for this very sweep
+            if due > now - gap:  # those that ran out within the gap included
                 handle.cancel()
                 self._start_timer(timer, due - now + gap)
 
@@ -257,26 +276,26 @@ class RunHost:
 
     @guarded
     def flush(self) -> None:
-        """Apply the events of this turn: advance, store, then tell."""
+        """Apply the events of this turn: advance, store, then send."""
         self._flushing = False
         if not self._events:
             return
         events, self._events = self._events, []
         before, step = self.state, advance(self.state, *events)
         self.state = step.state
-        self.mark()  # what is sent from here on waits until it is stored (scribe.py)
+        self.mark()  # what is sent from here on waits until it is stored (group_commit.py)
         self.writes += 1
         asked = {event.node.id for event in events if isinstance(event, Join)}
         for send in step.messages:
             to = send.to
-            if isinstance(send.message, RoundOpened):  # N2: those who have not asked themselves
+            if isinstance(send.message, RoundOpened):  # N2: not to those who have just joined
                 to = tuple(node for node in to if node not in asked)
             self._send(to, send.message)
         done, self._done = self._done, []
         for connection, ask in done:
             closed = run_closed(self.state)
             if closed is not None and isinstance(ask.event, Close):
-                connection.send(p.frame(wire.Push(closed)))  # by whom, if somebody was faster
+                connection.send(p.frame(wire.Push(closed)))  # names who was faster, if somebody was
             connection.send(p.frame(wire.Done(ask.id)))
         self._log(step)
         self._set_timers(step)
@@ -286,7 +305,7 @@ class RunHost:
             self.observe(noted)
 
     def fail(self, why: str) -> None:
-        """Close the run, without asking its rules: they, or its store, have failed."""
+        """Close the run without its rules: they, or its store, have failed."""
         self._events, before = [], self.state
         done, self._done = self._done, []
         self.stop()
@@ -360,7 +379,7 @@ class RunHost:
         return report_of(self.state, self._where, self.chronicle, now, self._heard, left)
 
     def brief(self) -> Report:
-        """Return the report without members and rounds: what each node that waits asks for."""
+        """Return the report without members and rounds, for nodes that wait."""
         self.flush()
         return brief_report(self.state, self._where)
 
@@ -375,7 +394,7 @@ class RunHost:
         return isinstance(self.state.phase, Closed)
 
     def is_idle(self) -> bool:
-        """Return whether no node is live, connected or awaited."""
+        """Return whether no node is live, connected or expected back."""
         nobody = not self.connections and not self._graces and not self._events
         return nobody and not any(explain.rows(self.state))
 

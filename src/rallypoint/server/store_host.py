@@ -1,16 +1,16 @@
-"""The key/value space of one run, hosted: carries requests to the keyspace and answers back.
+"""Hosts the key/value store of one run: carries calls to the keyspace and answers back.
 
-A request that waits is parked in the keyspace under (client, call) and answered when a change
-completes it or its time is over. When a connection is cut its parked calls are cancelled:
-they have had no effect, so the client that comes back just sends them again. The results of
-calls that did have an effect are kept until the client has acknowledged them, so that a call
-that is sent again takes effect exactly once.
+A call that waits is parked in the keyspace under (client, call) and answered when a change
+completes it or its time is up. When a connection is lost its parked calls are cancelled: they
+have had no effect, so the client sends them again when it is back. The answers of calls that
+did have an effect are kept until the client acknowledges them, so that a call that is sent
+again takes effect exactly once.
 
-With a journal, a `StoreChanges` is told what has changed before anybody is answered.
+With a journal, `StoreChanges` learns of every change before anybody is answered.
 
-What clients can make a space keep is limited: keys and bytes by the keyspace, waiting calls
-by number and by the bytes of their keys, kept answers by their bytes, and clients that went
-without a word by number.
+What clients can make a store keep is limited: keys and bytes by the keyspace, waiting calls by
+number and by the bytes of their keys, kept answers by their bytes, and clients that are away by
+number.
 """
 
 import asyncio
@@ -26,49 +26,51 @@ from rallypoint.server.timer_queue import TimerQueue
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import ENTRY_BYTES
 
-GONE_KEPT = 10_000  # clients that went without a word; more than that, and the first is let go
+AWAY_KEPT = 10_000  # clients that lost their connection; above that the first is forgotten
 RESULT_BYTES = 100  # of a kept answer, beside its own bytes
-LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take; who asks for more waits so
+LONGEST_WAIT_SECONDS = 10 * 365 * 86400.0  # what event loops take
 _WAITING = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch, p.Gather)
 _MAY_WAIT = frozenset(_WAITING)
 _NAMES_KEYS = (p.Wait, p.MultiGet)
-_records = itertools.count(1)  # of all spaces: one that is made anew gives no number again
+_record_numbers = itertools.count(1)  # of all stores: one that is made again repeats no number
 _REPEATABLE = frozenset(p.REPEATABLE)
 
 
 class ClientConnection(Protocol):
-    """A client's connection, as the space sees it."""
+    """A client's connection, as the store sees it."""
 
     def send(self, data: bytes) -> None:
         """Write one frame."""
 
     def send_at_once(self, data: bytes) -> None:
-        """Write one frame that tells nothing of the space, before those that are held."""
+        """Write one frame that tells nothing about the store, before those that are held."""
 
 
 class StoreChanges(Protocol):
-    """Whoever stores a space (ledger.py)."""
+    """Records what has changed in a store, to be committed (journal/records.py)."""
 
     clients: dict[bytes, None]
-    """The clients whose kept answers have changed, or who came or went."""
+    """The clients whose records have changed."""
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be stored, "" if that is not so."""
+        """Why nothing can be committed, "" if it can."""
 
     def mark(self) -> None:
         """Keys or clients have changed."""
 
 
 class ClientRecord:
-    """What a space keeps of one client object, across its connections.
+    """What a store keeps of one client object, across its connections.
 
-    `record` numbers it among those that the server of epoch `since` has made.
+    Args:
+        since: epoch of the server that made the record.
+        record: its number among the records of that server.
     """
 
     __slots__ = (
+        "away_since",
         "connection",
-        "gone_at",
         "newest",
         "parked",
         "record",
@@ -78,12 +80,14 @@ class ClientRecord:
     )
 
     def __init__(self, since: int, record: int) -> None:
-        self.since, self.record = since, record
+        self.since = since
+        self.record = record
         self.connection: ClientConnection | None = None
         self.results: dict[int, bytes] = {}
-        self.result_bytes = self.newest = 0
+        self.result_bytes = 0
+        self.newest = 0
         self.parked: dict[int, p.StoreRequest] = {}
-        self.gone_at: float | None = None
+        self.away_since: float | None = None
 
     def keep(self, call_id: int, data: bytes) -> None:
         """Keep an answer until it is acknowledged."""
@@ -92,8 +96,8 @@ class ClientRecord:
         if call_id > self.newest:
             self.newest = call_id
 
-    def let_go(self, call: p.Call) -> None:
-        """Let go of the answers that the client has, as it says with its next call."""
+    def drop_acknowledged(self, call: p.Call) -> None:
+        """Drop the answers that the client acknowledges with its next call."""
         if self.newest < call.low:
             self.results.clear()
             self.result_bytes = 0
@@ -110,7 +114,7 @@ class ClientRecord:
 
 
 class StoreHost:
-    """One run's keyspace and the clients that use it.
+    """One run's keyspace, and the clients that use it.
 
     Args:
         loop: its timers.
@@ -134,13 +138,15 @@ class StoreHost:
         **limits: int,
     ) -> None:
         self._loop = loop
-        self._frame_limit, self._limit_bytes = frame_limit, limit_bytes
-        self._waiters_limit, self._results_limit = waiters_limit, results_limit
+        self._frame_limit = frame_limit
+        self._limit_bytes = limit_bytes
+        self._waiters_limit = waiters_limit
+        self._results_limit = results_limit
         self._named_bytes = 0
         self.keys = Keyspace(limit_bytes, **limits)
         self._deadlines = TimerQueue[tuple[bytes, int]](loop, self._expire)
         self.clients: dict[bytes, ClientRecord] = {}
-        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self._away: OrderedDict[bytes, None] = OrderedDict()
         self.calls = 0
         self.broken = ""  # why it answers no call any more
         self.on_fault: OnFault | None = None
@@ -153,32 +159,32 @@ class StoreHost:
         return None if client is None else client.connection
 
     def attach(self, client_id: bytes, connection: ClientConnection) -> bool:
-        """A client's connection is there; return whether its last results are still known."""
+        """A client has connected; return whether its last answers are still known."""
         known = self.clients.get(client_id)
         if known is None:
-            known = self.clients[client_id] = ClientRecord(self._epoch, next(_records))
+            known = self.clients[client_id] = ClientRecord(self._epoch, next(_record_numbers))
             known.connection = connection
             self._note(client_id)
             return False
         self._cancel_parked(client_id, known)
-        known.connection, known.gone_at = connection, None
-        self._gone.pop(client_id, None)
+        known.connection, known.away_since = connection, None
+        self._away.pop(client_id, None)
         return True
 
     def record(self, client_id: bytes) -> tuple[int, int]:
-        """Return epoch and number of a client's record: others, once it was forgotten."""
+        """Return epoch and number of a client's record; both differ once it was forgotten."""
         client = self.clients[client_id]
         return client.since, client.record
 
     def put_back(
         self, client_id: bytes, since: int, record: int, results: dict[int, bytes]
     ) -> None:
-        """Know a client of a server that was; as if its connection had just been cut."""
+        """Restore a client of an earlier server, as if it had just lost its connection."""
         client = self.clients[client_id] = ClientRecord(since, record)
         for call_id, data in results.items():
             client.keep(call_id, data)
-        client.gone_at = self._loop.time()
-        self._gone[client_id] = None
+        client.away_since = self._loop.time()
+        self._away[client_id] = None
 
     def _note(self, client_id: bytes) -> None:
         """A client's record is to be stored."""
@@ -187,32 +193,32 @@ class StoreHost:
             self.changes.mark()
 
     def detach(self, client_id: bytes, connection: ClientConnection, for_good: bool) -> None:
-        """A client's connection is gone (ignored when another one has replaced it)."""
+        """A client's connection is closed (ignored when another one has replaced it)."""
         client = self.clients.get(client_id)
         if client is None or client.connection is not connection:
             return
         self._cancel_parked(client_id, client)
         if for_good:
-            self._let_go(client_id)
+            self._forget(client_id)
             return
-        client.connection, client.gone_at = None, self._loop.time()
-        self._gone[client_id] = None
-        if len(self._gone) > GONE_KEPT:
-            self._let_go(self._gone.popitem(last=False)[0])
+        client.connection, client.away_since = None, self._loop.time()
+        self._away[client_id] = None
+        if len(self._away) > AWAY_KEPT:
+            self._forget(self._away.popitem(last=False)[0])
 
-    def _let_go(self, client_id: bytes) -> None:
+    def _forget(self, client_id: bytes) -> None:
         del self.clients[client_id]
         self._note(client_id)
 
     def forget(self, before: float) -> None:
-        """Drop what is kept for clients that went away before that loop time."""
-        while self._gone:
-            client_id = next(iter(self._gone))
-            gone_at = self.clients[client_id].gone_at
-            if gone_at is not None and gone_at >= before:
+        """Drop what is kept for clients that are away since before that loop time."""
+        while self._away:
+            client_id = next(iter(self._away))
+            away_since = self.clients[client_id].away_since
+            if away_since is not None and away_since >= before:
                 break
-            del self._gone[client_id]
-            self._let_go(client_id)
+            del self._away[client_id]
+            self._forget(client_id)
 
     @property
     def is_unused(self) -> bool:
@@ -225,7 +231,7 @@ class StoreHost:
         if client is None:
             return  # another connection of this client has said goodbye for good
         if client.results:
-            client.let_go(call)
+            client.drop_acknowledged(call)
             known = client.results.get(call.id)
             if known is not None:
                 self._answer(client, known)
@@ -240,7 +246,7 @@ class StoreHost:
         self.calls += 1
         request, kind = call.request, type(call.request)
         if self.changes is not None and self.changes.trouble and kind not in _REPEATABLE:
-            if client.connection is not None:  # what is held waits for room; this need not
+            if client.connection is not None:  # held frames wait for room; this one need not
                 refusal = _failure(call.id, StoreLimitError(self.changes.trouble))
                 client.connection.send_at_once(refusal)
             return
@@ -264,7 +270,7 @@ class StoreHost:
             self._complete()
 
     def fail(self, why: str) -> None:
-        """Answer nothing any more, those who wait included: what is kept may be wrong."""
+        """Answer nothing any more, waiting calls included: the contents may be wrong."""
         self.broken = why
         for client_id, client in self.clients.items():
             waiting = list(client.parked)
@@ -305,7 +311,7 @@ class StoreHost:
         shared: object = None
         for token, result in self.keys.completed():
             client_id, call_id = cast(tuple[bytes, int], token)
-            if isinstance(result, list):  # all members of a group get the same: encoded once
+            if isinstance(result, list):  # the same for all members of a group: encoded once
                 if result is not shared:
                     shared, encoded = result, p.encoded(result)
                 result = encoded
@@ -358,7 +364,7 @@ class StoreHost:
 
 
 def _named_bytes(request: p.StoreRequest) -> int:
-    """Return what a waiting call takes for the keys that it names."""
+    """Return the bytes that a waiting call takes for the keys that it names."""
     if isinstance(request, _NAMES_KEYS):
         return sum(map(len, request.keys)) + ENTRY_BYTES * len(request.keys)
     return 0  # a single key has its own limit, a group's value is counted by the keyspace

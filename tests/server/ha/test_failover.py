@@ -23,7 +23,7 @@ from rallypoint.net.tls import TLS
 from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.server.ha import failover as module
-from rallypoint.server.ha.failover import State, advertised
+from rallypoint.server.ha.failover import FailoverConfig, advertised
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
 from rallypoint.server.server import bind
@@ -271,7 +271,7 @@ def test_leases_are_counted_while_the_machine_is_suspended() -> None:
 def test_one_host_that_does_not_answer_costs_no_term() -> None:
     from rallypoint.engines.etcd.engine import EtcdEngine
 
-    state = State("etcd://a,b/p?timeout=30", "a", "a:1", 3.0)
+    state = FailoverConfig("etcd://a,b/p?timeout=30", "a", "a:1", 3.0)
     election, journal = state.election()._engine, state.engine()
     assert isinstance(election, EtcdEngine)
     assert isinstance(journal, EtcdEngine)

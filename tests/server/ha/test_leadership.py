@@ -10,7 +10,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Commit, Entries, Entry
 from rallypoint.engines.election import Election, Leader
 from rallypoint.errors import StoreConnectionError
-from rallypoint.server.ha.leadership import PATIENCE_LEASES, Leadership, View
+from rallypoint.server.ha.leadership import SILENT_LEASES, Leadership, LeaderStatus
 from rallypoint.testing.clock import ManualClock
 from rallypoint.testing.memory_engine import MemoryEngine
 
@@ -59,7 +59,7 @@ class Server:
 
     def __init__(self, name: str, engine: Faulty, clock: ManualClock | None = None) -> None:
         self.engine = engine
-        self.views: list[View] = []
+        self.statuses: list[LeaderStatus] = []
         self.changed = threading.Condition()
         options = {} if clock is None else {"clock": clock}
         self.election = Election(engine, "server", LEASE, clock or engine._clock)
@@ -68,19 +68,19 @@ class Server:
         )
         self.leadership.start()
 
-    def _changed(self, view: View) -> None:
+    def _changed(self, status: LeaderStatus) -> None:
         with self.changed:
-            self.views.append(view)
+            self.statuses.append(status)
             self.changed.notify_all()
 
-    def until(self, wanted: Any) -> View:
+    def until(self, wanted: Any) -> LeaderStatus:
         with self.changed:
-            done = self.changed.wait_for(lambda: self.views and wanted(self.views[-1]), LIMIT)
-            assert done, self.views
-            return self.views[-1]
+            done = self.changed.wait_for(lambda: self.statuses and wanted(self.statuses[-1]), LIMIT)
+            assert done, self.statuses
+            return self.statuses[-1]
 
-    def leads(self) -> View:
-        return self.until(lambda view: view.term is not None)
+    def leads(self) -> LeaderStatus:
+        return self.until(lambda status: status.term is not None)
 
 
 @pytest.fixture(name="pair")
@@ -96,16 +96,16 @@ def _pair() -> Iterator[tuple[Server, Server]]:
 
 def test_one_leads_and_the_other_knows_who(pair: tuple[Server, Server]) -> None:
     first, second = pair
-    view = second.until(lambda view: view.leader is not None)
-    assert view.term is None
-    assert view.leader is not None
-    assert view.leader.leader == Leader("a", "a:1")
-    assert first.views[-1].leader == first.views[-1].term
+    status = second.until(lambda status: status.leader is not None)
+    assert status.term is None
+    assert status.leader is not None
+    assert status.leader.leader == Leader("a", "a:1")
+    assert first.statuses[-1].leader == first.statuses[-1].term
 
 
 def test_who_stops_makes_room_at_once_and_the_epoch_grows(pair: tuple[Server, Server]) -> None:
     first, second = pair
-    term = first.views[-1].term
+    term = first.statuses[-1].term
     first.leadership.stop()
     won = second.leads().term
     assert term is not None
@@ -116,36 +116,36 @@ def test_who_stops_makes_room_at_once_and_the_epoch_grows(pair: tuple[Server, Se
 
 def test_who_resigns_stands_by_again(pair: tuple[Server, Server]) -> None:
     first, second = pair
-    term = first.views[-1].term
+    term = first.statuses[-1].term
     assert term is not None
-    second.until(lambda view: view.leader is not None)
+    second.until(lambda status: status.leader is not None)
     first.leadership.resign(term)
     won = second.leads().term
     assert won is not None
-    assert first.until(lambda view: view.leader is not None).leader == won
+    assert first.until(lambda status: status.leader is not None).leader == won
 
 
 def test_whose_entry_is_gone_stands_by(pair: tuple[Server, Server]) -> None:
     first, _ = pair
     entry = first.engine.read(["leader/server"], Deadline(1))["leader/server"]
     first.engine.commit({"leader/server": entry}, {"leader/server": None}, Deadline(1))
-    first.until(lambda view: "is gone" in view.trouble or view.leader is not None)
+    first.until(lambda status: "is gone" in status.trouble or status.leader is not None)
     for each in pair:
-        each.until(lambda view: view.leader is not None)
+        each.until(lambda status: status.leader is not None)
 
 
 def test_an_engine_that_is_away_ends_a_term_after_two_leases(
     pair: tuple[Server, Server],
 ) -> None:
     first, second = pair
-    second.until(lambda view: view.leader is not None)
+    second.until(lambda status: status.leader is not None)
     first.engine.away = True
     second.leads()
-    view = first.until(lambda view: view.term is None)
-    assert view.trouble == "memory: away"
+    status = first.until(lambda status: status.term is None)
+    assert status.trouble == "memory: away"
     assert not first.election.is_safe()
     first.engine.away = False
-    found = first.until(lambda view: view.leader is not None).leader
+    found = first.until(lambda status: status.leader is not None).leader
     assert found is not None
     assert found.leader.name == "b"
 
@@ -155,11 +155,11 @@ def test_a_short_absence_is_waited_for() -> None:
     server = Server("a", engine, clock)
     server.leads()
     engine.away = True
-    clock.advance(PATIENCE_LEASES * LEASE - 0.01)
+    clock.advance(SILENT_LEASES * LEASE - 0.01)
     threading.Event().wait(LEASE)
     engine.away = False
     threading.Event().wait(LEASE)
-    assert len(server.views) == 1
+    assert len(server.statuses) == 1
     server.leadership.stop()
 
 
@@ -168,8 +168,8 @@ def test_a_term_that_the_engine_has_kept_is_not_waited_for() -> None:
     server = Server("a", engine, clock)
     term = server.leads().term
     engine.away = True
-    clock.advance(PATIENCE_LEASES * LEASE + 0.01)
-    server.until(lambda view: view.term is None)
+    clock.advance(SILENT_LEASES * LEASE + 0.01)
+    server.until(lambda status: status.term is None)
     engine.away = False
     again = server.leads().term
     assert term is not None
@@ -182,8 +182,8 @@ def test_a_failure_of_ours_is_told() -> None:
     engine = Faulty()
     engine.broken = KeyError("a bug")
     server = Server("a", engine)
-    view = server.until(lambda view: view.failure is not None)
-    assert view.failure is engine.broken
+    status = server.until(lambda status: status.failure is not None)
+    assert status.failure is engine.broken
     server.leadership.stop()
 
 
@@ -191,7 +191,7 @@ def test_an_engine_that_is_away_at_the_start_is_waited_for() -> None:
     engine = Faulty()
     engine.away = True
     server = Server("a", engine)
-    assert server.until(lambda view: bool(view.trouble)).trouble == "memory: away"
+    assert server.until(lambda status: bool(status.trouble)).trouble == "memory: away"
     engine.away = False
     server.leads()
     server.leadership.stop()

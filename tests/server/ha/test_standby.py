@@ -1,4 +1,4 @@
-"""A server that stands by: what it says to whom (how it takes over: test_succession)."""
+"""A server that stands by: what it says to whom (how it takes over: test_failover)."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rallypoint.errors import AuthenticationError
 from rallypoint.net.connection import Target, open_link
 from rallypoint.net.handshake import StandbyError
 from rallypoint.rendezvous.reports.status import ServerStatus
-from rallypoint.server.ha.leadership import View
+from rallypoint.server.ha.leadership import LeaderStatus
 from rallypoint.server.ha.standby import StandbyServer
 from rallypoint.server.options import Options
 from rallypoint.server.server import bind
@@ -22,10 +22,10 @@ OURS = Term(7, Leader("me", "a:1"), Entry(7, b""))
 THEIRS = Term(5, Leader("other", "b:2"), Entry(5, b""))
 
 
-def words(view: View) -> tuple[str, str]:
+def words(status: LeaderStatus) -> tuple[str, str]:
     async def look() -> tuple[str, str]:
         sockets = bind("127.0.0.1", 0, Options())
-        server = StandbyServer(Options(), sockets, "etcd://h1/p", lambda: view)
+        server = StandbyServer(Options(), sockets, "etcd://h1/p", lambda: status)
         assert server.role == server.who_leads()[0] == server.status().role
         assert not server.leads
         for sock in sockets:
@@ -38,13 +38,13 @@ def words(view: View) -> tuple[str, str]:
 
 
 def test_it_says_who_leads() -> None:
-    assert words(View(leader=THEIRS)) == ("stands by; b:2 leads, in epoch 5", "b:2")
-    assert words(View()) == ("stands by; nobody is known to lead", "")
-    text, leader = words(View(trouble="etcd://h1/p cannot be reached"))
+    assert words(LeaderStatus(leader=THEIRS)) == ("stands by; b:2 leads, in epoch 5", "b:2")
+    assert words(LeaderStatus()) == ("stands by; nobody is known to lead", "")
+    text, leader = words(LeaderStatus(trouble="etcd://h1/p cannot be reached"))
     assert (text, leader) == (
         "stands by; nobody is known to lead (etcd://h1/p cannot be reached)", ""
     )  # fmt: skip
-    text, leader = words(View(term=OURS, leader=OURS))
+    text, leader = words(LeaderStatus(term=OURS, leader=OURS))
     assert (text, leader) == ("takes over, in epoch 7; it is reading etcd://h1/p", "")
 
 
@@ -57,7 +57,7 @@ def _port() -> Iterator[int]:
         sockets = bind("127.0.0.1", 0, Options(token=b"secret"))
         ports.append(sockets[0].getsockname()[1])
         server = StandbyServer(
-            Options(token=b"secret"), sockets, "etcd://h1/p", lambda: View(leader=THEIRS)
+            Options(token=b"secret"), sockets, "etcd://h1/p", lambda: LeaderStatus(leader=THEIRS)
         )
         await server.start()
         return server

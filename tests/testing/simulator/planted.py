@@ -154,15 +154,17 @@ def gaps_count_as_silence(patch: Patch) -> None:
 
 
 def told_before_stored(patch: Patch) -> None:
-    patch.setattr(GroupCommit, "hold", lambda self, reader, data, aside=False: reader.release(data))
+    patch.setattr(
+        GroupCommit, "hold", lambda self, receiver, data, aside=False: receiver.release(data)
+    )
 
 
 def readers_do_not_wait(patch: Patch) -> None:
-    def hold(self: GroupCommit, reader: Any, data: bytes, aside: bool = False) -> None:
-        if self._marked or self._gathered:
-            self._gathered.append((reader, data, aside))
+    def hold(self: GroupCommit, receiver: Any, data: bytes, aside: bool = False) -> None:
+        if self._marked or self._held_for_next:
+            self._held_for_next.append((receiver, data, aside))
         else:
-            reader.release(data)
+            receiver.release(data)
 
     patch.setattr(GroupCommit, "hold", hold)
 

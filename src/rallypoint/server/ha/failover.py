@@ -1,13 +1,13 @@
 """Servers that take over: one process that stands by, leads, and stands by again.
 
-    leadership (a thread)        who leads, by the engine
-    StandbyServer                says so to clients, on the listening sockets
-    Server + Persistence              serves, on the same sockets, once this process leads
+    Leadership (a thread)        who leads, according to the database
+    StandbyServer                tells clients, on the listening sockets
+    Server + Persistence         serves on the same sockets while this process leads
 
-A server that leads is made anew from what the journal holds, for each term: nothing of an
-earlier term is left in it. When the term is over it is fenced: all connections are cut without
-another word, and what is not stored was told to nobody. The listening sockets stay open all
-the time, so a client that comes in between waits for milliseconds, and is not refused.
+A leading server is made anew from the journal for each term: nothing of an earlier term is left
+in it. When the term is over it is fenced: all connections are closed without another word, and
+nothing unstored has been told to anybody. The listening sockets stay open all the time, so
+clients that connect in between wait for milliseconds and are not refused.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from rallypoint.errors import (
 from rallypoint.net.addresses import local_address
 from rallypoint.net.endpoints import join_place, parse_places
 from rallypoint.rendezvous import defaults
-from rallypoint.server.ha.leadership import RENEWALS, Leadership, View
+from rallypoint.server.ha.leadership import RENEWALS, Leadership, LeaderStatus
 from rallypoint.server.ha.standby import StandbyServer
 from rallypoint.server.journal.contract import Opened
 from rallypoint.server.journal.engine import OFFICE, EngineJournal
@@ -42,18 +42,18 @@ from rallypoint.server.server import Server
 
 logger = logging.getLogger("rallypoint.server")
 
-START_SECONDS = 60.0  # for the engine to be reached the first time
+START_SECONDS = 60.0  # for the database to be reached the first time
 OPEN_SECONDS = 60.0  # to read what is stored
-REQUEST_SECONDS = 1.0  # of one request to one host of the engine, where its URL names no timeout
+REQUEST_SECONDS = 1.0  # of one request to one host of the database, unless its URL names a timeout
 Attend = Callable[[Server], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True)
-class State:
-    """Where several servers keep what one of them leads.
+class FailoverConfig:
+    """Where several servers keep their state, and how this one takes part.
 
     Args:
-        url: of the engine.
+        url: of the database.
         name: of this process, unique.
         advertise: where clients find it, HOST:PORT.
         lease: seconds after which a silent leader is replaced.
@@ -69,14 +69,14 @@ class State:
         return open_engine(with_timeout(self.url, REQUEST_SECONDS, most=60.0))
 
     def election(self) -> Election:
-        """Return a client for the election: one host that does not answer costs no term."""
+        """Return a client for the election: one silent host costs no term."""
         limit = self.lease / RENEWALS
         engine = open_engine(with_timeout(self.url, limit, most=limit))
         return Election(engine, OFFICE, self.lease, since_boot)
 
 
 def since_boot() -> float:
-    """Return seconds that go on while the machine is suspended: as a lease does."""
+    """Return seconds since boot, suspended time included: a lease runs on, too."""
     clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # not on macOS
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -86,7 +86,7 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
 
     Args:
         sockets: bound.
-        url: of the engine, whose way to here tells the address of one that is bound to all.
+        url: of the database: of all addresses, the one on the way there is chosen.
     """
     host, port = sockets[0].getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - read, not bound
@@ -96,77 +96,83 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
 
 
 class Failover:
-    """Serves whenever this process leads, stands by otherwise.
+    """Serves while this process leads, stands by otherwise.
 
     Args:
         options: see `Server`.
-        sockets: bound; closed by whoever made them.
-        state: where what is served is kept.
-        attend: around each server, e.g. its page.
+        sockets: bound; the caller closes them.
+        config: where the state is kept.
+        attend: around each server, e.g. its web page.
     """
 
     def __init__(
-        self, options: Options, sockets: list[socket.socket], state: State, attend: Attend
+        self,
+        options: Options,
+        sockets: list[socket.socket],
+        config: FailoverConfig,
+        attend: Attend,
     ) -> None:
-        self._options, self._sockets, self._state = options, sockets, state
+        self._options = options
+        self._sockets = sockets
         self._attend = attend
         self._loop = asyncio.get_running_loop()
-        self._engine = state.engine()
-        self._election = state.election()
-        candidate = Leader(state.name, state.advertise)
-        self._leadership = Leadership(self._election, candidate, state.lease, self._from_thread)
-        self._view = View()
+        self._engine = config.engine()
+        self._election = config.election()
+        candidate = Leader(config.name, config.advertise)
+        self._leadership = Leadership(self._election, candidate, config.lease, self._from_thread)
+        self._status = LeaderStatus()
         self._changed = asyncio.Event()
         self._stopping = False
         self.server: Server | None = None  # that runs now
         self._served: tuple[Term, EngineJournal] | None = None
         self._leaving: list[asyncio.Future[None]] = []
-        self._reached, self._start = False, Deadline(START_SECONDS)
+        self._reached = False
+        self._start = Deadline(START_SECONDS)
 
     def stop(self) -> None:
-        """End: a leader stores what it has, and makes room for the next one at once."""
+        """End: a leader stores what it has, and lets the next one lead at once."""
         self._stopping = True
         self._changed.set()
         if self._served is not None and isinstance(self.server, StandbyServer):
-            self._served[1].close()  # it is being read, for nobody
+            self._served[1].close()  # it is being read in vain
         if self.server is not None:
             self.server.stop()
 
-    def _from_thread(self, view: View) -> None:
+    def _from_thread(self, status: LeaderStatus) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._look, view)
+            self._loop.call_soon_threadsafe(self._look, status)
         except RuntimeError:
             return  # the loop has closed: this process ends
 
-    def _look(self, view: View) -> None:
-        before, self._view = self._view, view
+    def _look(self, status: LeaderStatus) -> None:
+        before, self._status = self._status, status
         self._changed.set()
         if isinstance(self.server, StandbyServer):
-            self.server.look()  # before it sends anybody to who leads now
-        if view.failure is not None:
-            logger.error("the election has failed: %r", view.failure, exc_info=view.failure)
-        elif view.leader is not None and view.leader != before.leader:
-            logger.warning("%s leads in epoch %d", view.leader.leader.where, view.leader.epoch)
-        elif view.trouble and view.trouble != before.trouble:
-            logger.warning("nobody is known to lead: %s", view.trouble)
-        if self._served is not None and self._served[0] != view.term:
-            self._fence(view)
+            self.server.look()  # before it names a leader to anybody
+        if status.failure is not None:
+            logger.error("the election has failed: %r", status.failure, exc_info=status.failure)
+        elif status.leader is not None and status.leader != before.leader:
+            logger.warning("%s leads in epoch %d", status.leader.leader.where, status.leader.epoch)
+        elif status.trouble and status.trouble != before.trouble:
+            logger.warning("nobody is known to lead: %s", status.trouble)
+        if self._served is not None and self._served[0] != status.term:
+            self._fence(status)
 
-    def _fence(self, view: View) -> None:
-        """This process leads no more: its server must speak to nobody."""
+    def _fence(self, status: LeaderStatus) -> None:
+        """This process does not lead any more: its server must send nothing."""
         if self._served is None:
             return
         term, journal = self._served
         journal.close()
         if journal.on_lost is not None:
-            why = view.trouble or "another one leads"
+            why = status.trouble or "another one leads"
             text = f"{journal.where}: epoch {term.epoch} of this server is over: {why}"
             journal.on_lost(JournalLostError(text))
 
     # -- the two roles --------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Serve until `stop`; raise what cannot be gone on with."""
+        """Serve until `stop`; raise an error that cannot be recovered from."""
         self._leadership.start()
         try:
             while not self._stopping:
@@ -179,36 +185,38 @@ class Failover:
             await asyncio.gather(*self._leaving)
 
     async def _stand_by(self) -> tuple[Term, EngineJournal, Opened] | None:
-        """Tell who leads until this process does, and has read what is stored."""
+        """Name the leader to clients until this process leads and has read what is stored."""
         server = StandbyServer(self._options, self._duplicates(), self._engine.where, self._known)
         async with self._running(server) as ended:
             while not self._stopping and not ended.done():
                 self._check()
-                if self._view.term is None:
+                if self._status.term is None:
                     await self._wait()
-                elif (taken := await self._open(self._view.term)) is not None:
+                elif (taken := await self._open(self._status.term)) is not None:
                     return taken
         return None
 
-    def _known(self) -> View:
-        return self._view
+    def _known(self) -> LeaderStatus:
+        return self._status
 
     async def _wait(self) -> None:
-        """Wait for anything to change; until the engine was reached once, with a limit."""
+        """Wait for a change; with a limit until the database was reached once."""
         self._changed.clear()
         limit = None if self._reached else self._start.remaining()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), limit)
 
     def _check(self) -> None:
-        view = self._view
-        if view.failure is not None:
-            raise view.failure
-        if view.leader is not None:
+        status = self._status
+        if status.failure is not None:
+            raise status.failure
+        if status.leader is not None:
             self._reached = True
-        if not self._reached and (view.refused or self._start.expired()):
-            waited = "" if view.refused else f" (tried for {self._start.elapsed():.0f} s)"
-            raise JournalError(f"{view.trouble or f'{self._engine.where} does not answer'}{waited}")
+        if not self._reached and (status.refused or self._start.expired()):
+            waited = "" if status.refused else f" (tried for {self._start.elapsed():.0f} s)"
+            raise JournalError(
+                f"{status.trouble or f'{self._engine.where} does not answer'}{waited}"
+            )
 
     async def _open(self, term: Term) -> tuple[Term, EngineJournal, Opened] | None:
         journal = EngineJournal(self._engine, self._election, term)
@@ -216,12 +224,12 @@ class Failover:
         try:
             opened = await asyncio.to_thread(journal.open, Deadline(OPEN_SECONDS))
         except JournalCorruptError:
-            raise  # by no server can it be used
+            raise  # unusable by every server
         except JournalError as error:
             logger.error("cannot take over in epoch %d: %s", term.epoch, error)
             await self._resign(term)
             return None
-        if self._view.term != term:
+        if self._status.term != term:
             self._served = None
             return None
         return term, journal, opened
@@ -232,8 +240,8 @@ class Failover:
         Persistence(server, journal, opened)
         try:
             async with self._running(server) as ended:
-                if self._view.term != term:
-                    self._fence(self._view)
+                if self._status.term != term:
+                    self._fence(self._status)
                 logger.warning(
                     "this server leads in epoch %d: %d entries", term.epoch, len(opened.entries)
                 )
@@ -245,33 +253,33 @@ class Failover:
                 raise
             logger.error("this server steps back: %s", error)
         finally:
-            if self._view.term == term and not self._stopping:
+            if self._status.term == term and not self._stopping:
                 await self._resign(term)
             self._served = None
 
     async def _resign(self, term: Term) -> None:
-        """Let another one lead, and wait until this process does not."""
+        """Let another server lead, and wait until this one does not."""
         self._served = None
         self._leadership.resign(term)
-        while self._view.term == term and self._view.failure is None:
+        while self._status.term == term and self._status.failure is None:
             await self._wait()
 
     @asynccontextmanager
     async def _running(self, server: Server) -> AsyncIterator["asyncio.Future[None]"]:
-        """Run a server within a block, with its page; its end can be awaited there."""
+        """Run a server within a block, with its page; yield a future of its end."""
         page, self.server = AsyncExitStack(), server
         await server.start()
         await page.enter_async_context(self._attend(server))
         ended = asyncio.ensure_future(server.serve())
         ended.add_done_callback(lambda _: self._changed.set())
-        if self._stopping:  # since before it was the one to be stopped
+        if self._stopping:  # since before `self.server` was set
             server.stop()
         try:
             yield ended
         finally:
             server.stop()
             await asyncio.wait([ended])
-            # Who looks at the page may take a moment to leave; the next server need not wait.
+            # Visitors of the page may take a moment to leave; the next server need not wait.
             self._leaving.append(asyncio.ensure_future(page.aclose()))
         ended.result()
 

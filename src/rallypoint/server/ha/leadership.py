@@ -1,16 +1,16 @@
-"""One server's way to lead, and back: a thread that stands by, leads, and notices the end.
+"""How one server comes to lead, and stops: a thread that stands by, leads, and notices the end.
 
-    stands by --(nobody leads, and it won)--> leads --(another one leads, or nobody
-    can tell for two leases)--> stands by
+    stands by --(nobody leads, and it wins the election)--> leads
+    leads --(another one leads, or the database is silent for two leases)--> stands by
 
-Standing by costs nothing: the engine says when the leader's entry goes. Leading, the entry is
-renewed every third of a lease. While the engine does not answer, nobody is told anything that
-rests on leading (`Election.is_safe`); when it has not answered for two leases, the clients had
-better ask another server, so this one steps back. What it wrote is safe all the time: each
-commit is fenced by the entry (engine_journal.py).
+Standing by costs nothing: the database notifies of the end of the leader's entry. A leader
+renews its entry every third of a lease. While the database does not answer, nothing that
+depends on leading is sent (`Election.is_safe`). After two leases of silence this server steps
+back, so that its clients ask another one. What it wrote is safe all the time: each commit is
+fenced by the entry (journal/engine.py).
 
-What is seen is given to `changed` as a `View`, from the thread; a failure that is not the
-engine's is part of it, and ends the thread.
+Each new `LeaderStatus` goes to `changed`, from the thread. An unexpected error is part of it, and
+ends the thread.
 """
 
 import logging
@@ -27,22 +27,22 @@ from rallypoint.net.dialer import wait_before_next
 logger = logging.getLogger("rallypoint.server")
 
 RENEWALS = 3  # in a lease
-PATIENCE_LEASES = 2  # without an answer of the engine, until a leader steps back
-LOOK_SECONDS = 30.0  # a wait ends by itself after that, and looks again
+SILENT_LEASES = 2  # without an answer of the database, until a leader steps back
+LOOK_SECONDS = 30.0  # after this a wait ends and looks again
 FIRST_PAUSE_SECONDS = 0.05
 JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LeaderStatus:
     """What a server knows of who leads.
 
     Args:
         term: ours, None while standing by.
-        leader: who leads as far as it is known, ourselves included.
+        leader: the term of the leader, ourselves included; None if it is not known.
         trouble: why it is not known.
-        refused: the trouble is with our credentials, and does not pass by itself.
-        failure: what ended the thread.
+        refused: the database refuses our credentials; this does not pass by itself.
+        failure: the error that ended the thread.
     """
 
     term: Term | None = None
@@ -56,10 +56,10 @@ class Leadership:
     """Stands for election in a thread of its own.
 
     Args:
-        election: for the office; used by this thread, and by the journal's commits.
-        candidate: who stands.
-        lease: seconds, as the election's.
-        changed: called from the thread with each new view.
+        election: used by this thread, and by the journal's commits.
+        candidate: this server.
+        lease: of the election, in seconds.
+        changed: called from the thread with each new status.
         clock: monotonic seconds.
     """
 
@@ -68,12 +68,15 @@ class Leadership:
         election: Election,
         candidate: Leader,
         lease: float,
-        changed: Callable[[View], None],
+        changed: Callable[[LeaderStatus], None],
         clock: Clock = time.monotonic,
     ) -> None:
-        self.view = View()
-        self._election, self._candidate, self._lease = election, candidate, lease
-        self._changed, self._clock = changed, clock
+        self.status = LeaderStatus()
+        self._election = election
+        self._candidate = candidate
+        self._lease = lease
+        self._changed = changed
+        self._clock = clock
         self._resigned: Term | None = None
         self._wake = threading.Event()  # ends a pause: to resign, or to stop
         self._over = False
@@ -84,16 +87,16 @@ class Leadership:
         self._thread.start()
 
     def resign(self, term: Term) -> None:
-        """Let another one lead instead; returns at once. Stands by again after a lease."""
+        """Let another server lead; returns at once. Stands by again after a lease."""
         self._resigned = term
         self._wake.set()
 
     def stop(self) -> None:
-        """Give the office up and end; a server that stands by may take a moment longer."""
+        """Stop leading, and end; a standby may take a moment longer."""
         self._over = True
         self._wake.set()
         if self._thread.is_alive():
-            limit = JOIN_SECONDS if self.view.term is not None else 0.0
+            limit = JOIN_SECONDS if self.status.term is not None else 0.0
             self._thread.join(limit)
 
     # -- the thread -----------------------------------------------------------------------
@@ -104,13 +107,13 @@ class Leadership:
                 term = self._stand_by()
                 if term is not None:
                     self._lead(term)
-        except BaseException as error:  # given to whoever runs the server, never swallowed
-            self._tell(View(failure=error))
+        except BaseException as error:  # handed on to the server's owner
+            self._tell(LeaderStatus(failure=error))
 
-    def _tell(self, view: View) -> None:
-        if view != self.view:
-            self.view = view
-            self._changed(view)
+    def _tell(self, status: LeaderStatus) -> None:
+        if status != self.status:
+            self.status = status
+            self._changed(status)
 
     def _stand_by(self) -> Term | None:
         pause = FIRST_PAUSE_SECONDS
@@ -123,22 +126,22 @@ class Leadership:
                         return term
                     continue
                 if present.leader == self._candidate:
-                    # A term of ours that was given up while the engine was away, and which the
-                    # engine has kept: it need not be waited for.
+                    # An earlier term of ours that could not be given up while the database was
+                    # away: no need to wait for its end.
                     self._election.resign(present, Deadline(self._lease))
                     continue
-                self._tell(View(leader=present))
+                self._tell(LeaderStatus(leader=present))
                 self._election.wait(present, Deadline(LOOK_SECONDS))
                 pause = FIRST_PAUSE_SECONDS
             except StoreError as error:
                 refused = isinstance(error, AuthenticationError)
-                self._tell(View(trouble=str(error), refused=refused))
+                self._tell(LeaderStatus(trouble=str(error), refused=refused))
                 pause = wait_before_next(pause, Deadline(LOOK_SECONDS))
         return None
 
     def _lead(self, term: Term) -> None:
-        """Lead until it is over, in whatever way."""
-        self._tell(View(term, term))
+        """Lead until the term is over."""
+        self._tell(LeaderStatus(term, term))
         renewed = self._clock()
         while True:
             self._wake.wait(self._lease / RENEWALS)
@@ -149,13 +152,15 @@ class Leadership:
             try:
                 if not self._election.renew(term, Deadline(self._lease / RENEWALS)):
                     self._tell(
-                        View(trouble=f"its entry of epoch {term.epoch} is gone, or another's")
+                        LeaderStatus(
+                            trouble=f"its entry of epoch {term.epoch} is gone, or another's"
+                        )
                     )
                     return
                 renewed = self._clock()
             except StoreError as error:
-                if self._clock() - renewed > PATIENCE_LEASES * self._lease:
-                    self._tell(View(trouble=str(error)))
+                if self._clock() - renewed > SILENT_LEASES * self._lease:
+                    self._tell(LeaderStatus(trouble=str(error)))
                     return
 
     def _give_up(self, term: Term) -> None:
@@ -163,6 +168,8 @@ class Leadership:
         try:
             self._election.resign(term, Deadline(self._lease))
         except StoreError as error:
-            logger.warning("the office could not be given up, and ends with its lease: %s", error)
-        self._tell(View())
-        self._wake.wait(0.0 if self._over else self._lease)  # for another one to be faster
+            logger.warning(
+                "the leadership could not be given up, and ends with its lease: %s", error
+            )
+        self._tell(LeaderStatus())
+        self._wake.wait(0.0 if self._over else self._lease)  # so that another one is faster

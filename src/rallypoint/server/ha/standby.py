@@ -1,7 +1,7 @@
-"""A server that stands by: it shakes hands, says who leads, and knows no run.
+"""A standby server: it does the handshake, names the leader, and knows no run.
 
-Clients prove themselves, and are proved to, before they are told: nobody else learns where
-the leader is, or sends a client elsewhere.
+Both sides prove their token before that: nobody else learns where the leader is, or can send a
+client elsewhere.
 """
 
 import socket
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rallypoint.net import protocol as p
 from rallypoint.net.tokens import Rights
 from rallypoint.server.connection import Connection
-from rallypoint.server.ha.leadership import View
+from rallypoint.server.ha.leadership import LeaderStatus
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 
@@ -30,8 +30,8 @@ class StandbyServer(Server):
 
     Args:
         options, sockets: see `Server`.
-        where: the engine, for people.
-        view: returns what is known of who leads.
+        where: the database, for people.
+        leader_status: returns what is known of the leader.
     """
 
     def __init__(
@@ -39,10 +39,11 @@ class StandbyServer(Server):
         options: Options,
         sockets: list[socket.socket],
         where: str,
-        view: Callable[[], View],
+        leader_status: Callable[[], LeaderStatus],
     ) -> None:
         super().__init__(options, sockets)
-        self._state, self._view = where, view
+        self._state = where
+        self._leader_status = leader_status
         self.leads = False
         self.look()
 
@@ -50,16 +51,16 @@ class StandbyServer(Server):
         return StandbyConnection(self)
 
     def look(self) -> None:
-        """Take in what is known now."""
+        """Update `role` to what is known now."""
         self.role = self.who_leads()[0]
 
     def who_leads(self) -> tuple[str, str]:
-        """Return who leads: in words, and as HOST:PORT ("" if nobody is known to)."""
-        view = self._view()
-        if view.term is not None:
-            return f"takes over, in epoch {view.term.epoch}; it is reading {self._state}", ""
-        if view.leader is not None:
-            where = view.leader.leader.where
-            return f"stands by; {where} leads, in epoch {view.leader.epoch}", where
-        trouble = f" ({view.trouble})" if view.trouble else ""
+        """Return who leads: in words, and as HOST:PORT ("" if that is not known)."""
+        status = self._leader_status()
+        if status.term is not None:
+            return f"takes over, in epoch {status.term.epoch}; it is reading {self._state}", ""
+        if status.leader is not None:
+            where = status.leader.leader.where
+            return f"stands by; {where} leads, in epoch {status.leader.epoch}", where
+        trouble = f" ({status.trouble})" if status.trouble else ""
         return f"stands by; nobody is known to lead{trouble}", ""

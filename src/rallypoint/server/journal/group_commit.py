@@ -1,26 +1,26 @@
-"""The group_commit: nobody is told of anything before it is durable.
+"""Group commit: no client learns of anything before it is durable.
 
-A server with a journal changes its state in memory at once, as one without. What has changed
-is *marked*; at the end of the loop's turn all that is marked becomes one batch, which a writer
-commits. While it is being written the next one gathers, so the time of a commit is shared by
-everybody who came meanwhile (group commit), and there is at most one under way.
+A server with a journal changes its state in memory at once, like one without. What has changed
+is *marked*. At the end of the loop's turn everything marked becomes one batch, which a writer
+commits. Meanwhile the next batch gathers, so all who came in that time share one commit; at
+most one is under way.
 
-Frames to clients are *held* while anything is marked or being written: a frame that was made
-while something was marked goes out with that batch, one that was made while a batch is being
-written and nothing is marked goes out with that one. So whatever a frame tells, be it only
-what somebody else has just written, is durable when it is told, and each connection's frames
-keep their order. With nothing marked and nothing under way a frame is written at once. Signs
-of life and what comes before the handshake is done tell nothing, and are not held.
+Frames to clients are *held* while anything is marked or being written. A frame made while
+something is marked goes out with that batch. A frame made while a batch is being written and
+nothing is marked goes out with the batch that is written. So whatever a frame tells, even only
+what another client has just written, is durable by then, and each connection's frames keep
+their order. With nothing marked and nothing under way a frame is sent at once. Heartbeats and
+the handshake tell nothing of a run and are not held.
 
-What is held for a client counts as unread (`buffer_limit`): see `Connection`.
+Held frames count as unread (`buffer_limit`, see `Connection`).
 
 When a commit fails:
 
-* no room (JournalFullError): nothing was stored, nobody was told. The same batch is tried
-  again each `AGAIN_SECONDS`; until then new changes of the store are refused (`trouble` says
-  why) and everything else waits. Once there is room all goes on, and nothing was lost;
-* anything else: what is in memory cannot be relied on to be on disk. What is held is dropped
-  and the server ends. Whoever waits asks the next server, which knows what was stored.
+* No room (JournalFullError): nothing was stored, and nobody was told. The same batch is tried
+  again every `AGAIN_SECONDS`. Until then new changes of stores are refused (`trouble` says why)
+  and everything else waits. Nothing is lost.
+* Anything else: what is in memory may not be on disk. Held frames are dropped and the server
+  ends. Its clients ask the next server, which knows what was stored.
 """
 
 import asyncio
@@ -38,22 +38,22 @@ from rallypoint.server.journal.contract import Journal
 logger = logging.getLogger("rallypoint.server")
 
 AGAIN_SECONDS = 1.0
-COMMIT_SECONDS = 30.0  # for an engine that is out of reach; a disk is not waited for by us
+COMMIT_SECONDS = 30.0  # for a database out of reach; a disk takes as long as it takes
 
 Changes = Mapping[str, bytes | None]
-Held = tuple["Reader", bytes, bool]
+Held = tuple["Receiver", bytes, bool]
 Done = Callable[[BaseException | None], None]
 
 
-class Source(Protocol):
+class ChangeSource(Protocol):
     """A part of the server whose changes are stored."""
 
     def unsaved(self) -> Changes:
-        """Return the entries that have changed since the last call, None for those that went."""
+        """Return the entries that have changed since the last call, None for deleted ones."""
 
 
-class Reader(Protocol):
-    """A connection, as the group_commit sees it."""
+class Receiver(Protocol):
+    """A connection whose frames can be held."""
 
     def release(self, data: bytes) -> None:
         """Write a frame that was held."""
@@ -63,10 +63,10 @@ class Writer(Protocol):
     """Carries out commits, one at a time."""
 
     def write(self, changes: Changes, done: Done) -> None:
-        """Commit; later, in the loop, call `done` with None or what went wrong."""
+        """Commit; later, in the loop, call `done` with None or the error."""
 
     def stop(self) -> None:
-        """Close the journal, once what is under way is done."""
+        """Close the journal once the commit under way is done."""
 
 
 class WriterThread:
@@ -88,7 +88,7 @@ class WriterThread:
         self._orders.put((changes, done))
 
     def stop(self) -> None:
-        """Returns when that is so, or after the time that a commit has."""
+        """The wait for the commit under way ends after `COMMIT_SECONDS`."""
         self._orders.put(None)
         self._thread.join(COMMIT_SECONDS)
 
@@ -103,18 +103,18 @@ class WriterThread:
             try:
                 self._loop.call_soon_threadsafe(done, failure)
             except RuntimeError:
-                break  # the loop has closed: nobody is left to be told
+                break  # the loop has closed: nobody waits for it
         self._journal.close()
 
 
 class GroupCommit:
-    """Gathers changes, has them written, and lets go of what may then be told.
+    """Gathers changes, commits them, and sends the frames that had to wait for it.
 
     Args:
         loop: the server's.
-        journal: opened; asked only whether it still leads.
+        journal: opened; asked only whether this server still leads.
         writer: commits to it.
-        failed: called once with what ends the server.
+        failed: called once with the error that ends the server.
     """
 
     def __init__(
@@ -126,44 +126,51 @@ class GroupCommit:
     ) -> None:
         self.where = journal.where
         self.trouble = ""
-        self.commits = self.entries = 0
-        self.commit_seconds = self.worst_seconds = 0.0
-        self._loop, self._writer, self._failed = loop, writer, failed
+        self.commits = 0
+        self.entries = 0
+        self.commit_seconds = 0.0
+        self.worst_seconds = 0.0
+        self._loop = loop
+        self._writer = writer
+        self._failed = failed
         self._may_answer = journal.may_answer
-        self._marked: dict[Source, None] = {}
-        self._gathered: list[Held] = []  # go out with the next batch
-        self._riding: list[Held] = []  # go out with the one being written
-        self._due = self._busy = self._ended = False
+        self._marked: dict[ChangeSource, None] = {}
+        self._held_for_next: list[Held] = []
+        self._held_for_current: list[Held] = []
+        self._due = False
+        self._busy = False
+        self._ended = False
         self._began = 0.0
         self._rest: asyncio.Future[None] | None = None
         journal.on_lost = self._lost
 
-    def mark(self, source: Source) -> None:
-        """A source has changed; to be said before anything is sent that rests on it."""
+    def mark(self, source: ChangeSource) -> None:
+        """A source has changed; call it before sending anything that depends on the change."""
         self._marked[source] = None
         self._begin_soon()
 
-    def unmark(self, source: Source) -> None:
-        """A source is let go of: its changes are not stored."""
+    def unmark(self, source: ChangeSource) -> None:
+        """Do not store the changes of a source."""
         self._marked.pop(source, None)
 
-    def hold(self, reader: Reader, data: bytes, aside: bool = False) -> None:
-        """Write a frame once what it may tell of is durable.
+    def hold(self, receiver: Receiver, data: bytes, aside: bool = False) -> None:
+        """Send a frame once everything that it may tell is durable.
 
         Args:
-            reader, data: who gets what.
-            aside: let go of it, too, when nothing can be stored for want of room.
+            receiver: the connection.
+            data: the frame.
+            aside: send it also when the journal is full.
         """
         if self._ended:
             return
-        if self._marked or self._gathered:
-            self._gathered.append((reader, data, aside))
+        if self._marked or self._held_for_next:
+            self._held_for_next.append((receiver, data, aside))
         elif self._busy:
-            self._riding.append((reader, data, aside))
+            self._held_for_current.append((receiver, data, aside))
         elif self._may_answer():
-            reader.release(data)
+            receiver.release(data)
         else:
-            self._gathered.append((reader, data, aside))
+            self._held_for_next.append((receiver, data, aside))
             self._begin_soon()
 
     # -- batches ----------------------------------------------------------------------------
@@ -181,7 +188,7 @@ class GroupCommit:
         for source in self._marked:
             changes |= source.unsaved()
         self._marked = {}
-        self._riding, self._gathered = self._gathered, []
+        self._held_for_current, self._held_for_next = self._held_for_next, []
         self._busy = True
         self._began = self._loop.time()
         self._write(changes)
@@ -208,10 +215,10 @@ class GroupCommit:
             logger.warning("%s: there is room again, everything goes on", self.where)
             self.trouble = ""
         self._busy = False
-        riding, self._riding = self._riding, []
-        for reader, data, _ in riding:
-            reader.release(data)
-        if self._marked or self._gathered:
+        held, self._held_for_current = self._held_for_current, []
+        for receiver, data, _ in held:
+            receiver.release(data)
+        if self._marked or self._held_for_next:
             self._begin()
         else:
             self._wake()
@@ -220,11 +227,12 @@ class GroupCommit:
         if not self.trouble:
             self.trouble = str(error)
             logger.error("%s; nothing is stored or told until there is room", error)
-            asides = [held for held in (*self._riding, *self._gathered) if held[2]]
-            self._riding = [held for held in self._riding if not held[2]]
-            self._gathered = [held for held in self._gathered if not held[2]]
-            for reader, data, _ in asides:
-                reader.release(data)
+            held = (*self._held_for_current, *self._held_for_next)
+            self._held_for_current = [each for each in self._held_for_current if not each[2]]
+            self._held_for_next = [each for each in self._held_for_next if not each[2]]
+            for receiver, data, aside in held:
+                if aside:
+                    receiver.release(data)
         self._loop.call_later(AGAIN_SECONDS, self._write, changes)
 
     # -- the end ----------------------------------------------------------------------------
@@ -235,42 +243,44 @@ class GroupCommit:
     def _fail(self, error: BaseException) -> None:
         if not self._ended:
             self.drop()
-            if not isinstance(error, JournalLostError):  # where servers take over that is usual
+            if not isinstance(error, JournalLostError):  # expected with standby servers
                 logger.error("this server ends: %s", error)
             self._failed(error)
 
     def drop(self) -> None:
-        """Tell nothing of what is held, and write nothing more."""
+        """Drop what is held, and write nothing more."""
         self._ended = True
-        self._marked, self._gathered, self._riding = {}, [], []
+        self._marked = {}
+        self._held_for_next = []
+        self._held_for_current = []
         self._wake()
 
     def _wake(self) -> None:
-        """Nothing more is to come for who waits in `rest`."""
+        """End the wait of `rest`."""
         if self._rest is not None and not self._rest.done():
             self._rest.set_result(None)
 
     def durability(self) -> Durability:
-        """Return what is told of it in the server's status."""
+        """Return the figures for the server's status."""
         mean = self.commit_seconds / max(1, self.commits)
         return Durability(
             self.where, self.commits, self.entries, mean, self.worst_seconds, self.trouble
         )
 
     def is_behind(self, seconds: float) -> bool:
-        """Return whether what is under way has not become durable for longer than that."""
+        """Return whether the commit under way has taken longer than that."""
         return self._busy and self._loop.time() - self._began > seconds
 
     @property
     def is_resting(self) -> bool:
-        """Whether everything is durable and told."""
-        return not (self._marked or self._gathered or self._busy)
+        """Whether everything is durable and sent."""
+        return not (self._marked or self._held_for_next or self._busy)
 
     async def rest(self, seconds: float) -> bool:
-        """Wait until everything is durable and told; return whether that is so in time.
+        """Wait until everything is durable and sent; return whether that is so in time.
 
         Args:
-            seconds: how long; what ends the group_commit ends the wait at once.
+            seconds: how long at most; an error ends the wait at once.
         """
         until = self._loop.time() + seconds
         while not (self.is_resting or self._ended) and (left := until - self._loop.time()) > 0:
@@ -279,6 +289,6 @@ class GroupCommit:
         return self.is_resting
 
     def close(self) -> None:
-        """End the writer; what is not durable by now was told to nobody."""
+        """End the writer; what is not durable by now was sent to nobody."""
         self.drop()
         self._writer.stop()

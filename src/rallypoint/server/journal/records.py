@@ -1,21 +1,20 @@
-"""What a server stores: its runs and their spaces as entries of a journal, and back.
+"""What a server stores: its runs and their stores as entries of a journal, and back.
 
-    format                          which version of this table it is
+    format                          the version of this table
     run/<run>                       the core's state (core/codec.py)
-    space/<run>                     how many changes its keys have seen
+    space/<run>                     how many changes the store's keys have seen
     key/<run>/<key>                 a value, or the head of a queue
     item/<run>/<number>/<key>       one value of a queue, so that a push writes no more than it
-    client/<run>/<client, hex>      what is kept of a client: the answers of its last calls
+    client/<run>/<client, hex>      a client's record: the answers to its last calls
 
-Run ids are quoted, so that `/` ends them; keys come last and are taken as they are. What a
-change writes is what it has changed; a queue's values by their numbers (store/table.py).
+Run ids are quoted, so that `/` ends them; keys come last and stay as they are. A commit writes
+only what has changed; a queue's values by their numbers (store/table.py).
 
-Not stored: connections, leases and running timers (they begin anew), waiting calls and open
-groups (their callers are told nothing until then, and ask again), and answers that a client
-has acknowledged.
+Not stored: connections, leases and running timers (they start again), waiting calls and open
+groups (their callers have no answer yet, and ask again), and acknowledged answers.
 
-Reading back, nothing is guessed: an entry of another kind, or one that does not decode, ends
-the start with its name.
+Nothing is guessed when it is read back: an entry of another kind, or one that does not decode,
+ends the start with its name.
 """
 
 from collections import defaultdict, deque
@@ -73,10 +72,10 @@ _count_decoder = msgspec.msgpack.Decoder(int)
 
 
 class RunRecords:
-    """Stores a run; a `group_commit.Source`.
+    """The entry of a run; a `group_commit.ChangeSource`.
 
     Args:
-        host: of the run.
+        host: the run's host.
     """
 
     def __init__(self, host: RunHost) -> None:
@@ -92,23 +91,26 @@ class RunRecords:
 
 
 class StoreRecords:
-    """Stores a space; a `group_commit.Source`.
+    """The entries of a run's store; a `group_commit.ChangeSource`.
 
     Args:
-        run_id: whose it is.
-        space: of the run.
-        group_commit: which is told when it has changed.
+        run_id: the run.
+        store: its store.
+        group_commit: commits the changes.
     """
 
-    def __init__(self, run_id: str, space: StoreHost, group_commit: GroupCommit) -> None:
-        self._store, self._group_commit = space, group_commit
+    def __init__(self, run_id: str, store: StoreHost, group_commit: GroupCommit) -> None:
+        self._store = store
+        self._group_commit = group_commit
         name = quote(run_id, safe="")
-        self._space_name = f"space/{name}"
-        self._keys, self._items, self._clients = f"key/{name}/", f"item/{name}/", f"client/{name}/"
+        self._count_name = f"space/{name}"
+        self._keys = f"key/{name}/"
+        self._items = f"item/{name}/"
+        self._clients = f"client/{name}/"
         self._queues: dict[str, tuple[int, int]] = {}  # numbers of the values that are stored
         self._count = 0  # of the changes that are stored
         self.clients: dict[bytes, None] = {}  # whose records have changed
-        space.keys.unsaved = {}
+        store.keys.unsaved = {}
 
     @property
     def trouble(self) -> str:
@@ -118,16 +120,16 @@ class StoreRecords:
         self._group_commit.mark(self)
 
     def unsaved(self) -> Changes:
-        space, changes = self._store, Changes()
-        keys, space.keys.unsaved = space.keys.unsaved or {}, {}
+        store, changes = self._store, Changes()
+        keys, store.keys.unsaved = store.keys.unsaved or {}, {}
         for key in keys:
             self._key(key, changes)
         clients, self.clients = self.clients, {}
         for client_id in clients:
-            changes[f"{self._clients}{client_id.hex()}"] = _kept(space.clients.get(client_id))
-        if space.keys.changes != self._count:
-            self._count = space.keys.changes
-            changes[self._space_name] = _encode(self._count)
+            changes[f"{self._clients}{client_id.hex()}"] = _kept(store.clients.get(client_id))
+        if store.keys.changes != self._count:
+            self._count = store.keys.changes
+            changes[self._count_name] = _encode(self._count)
         return changes
 
     def _key(self, key: str, changes: Changes) -> None:
@@ -152,7 +154,7 @@ class StoreRecords:
         stored: int,
         changes: Changes,
     ) -> range:
-        """Note a queue of which the values before number `stored` are written."""
+        """Add a queue's changes; its values before number `stored` are written already."""
         end = first + len(values)
         changes[self._keys + key] = _encode(Head(version, first, end))
         unwritten = range(end - 1, max(stored, first) - 1, -1)
@@ -162,33 +164,33 @@ class StoreRecords:
         return range(first, end)
 
     def read_back(self, stored: "StoredStore") -> None:
-        """Take note of what is stored already."""
+        """Learn what is stored already."""
         self._count = stored.changes
         for key, (_version, value, first) in stored.keys.items():
             if not isinstance(value, bytes):
                 self._queues[key] = (first, first + len(value))
 
     def gone(self) -> Changes:
-        """Return the entries to delete with the space."""
-        space, changes = self._store, Changes()
-        changes[self._space_name] = None
-        for key in {*space.keys.names(), *(space.keys.unsaved or ())}:
+        """Return the entries to delete with the store."""
+        store, changes = self._store, Changes()
+        changes[self._count_name] = None
+        for key in {*store.keys.names(), *(store.keys.unsaved or ())}:
             changes[self._keys + key] = None
         for key, (low, high) in self._queues.items():
             changes |= {f"{self._items}{number}/{key}": None for number in range(low, high)}
-        for client_id in {*space.clients, *self.clients}:
+        for client_id in {*store.clients, *self.clients}:
             changes[f"{self._clients}{client_id.hex()}"] = None
         return changes
 
 
 class OtherRecords:
-    """Single entries: the format, and those of runs and spaces that are let go of, to delete."""
+    """Single entries: the format, and deletions of forgotten runs and stores."""
 
     def __init__(self) -> None:
         self._changes: Changes = {}
 
     def add(self, changes: Mapping[str, bytes | None]) -> None:
-        """Let these entries be written."""
+        """Write these entries with the next commit."""
         self._changes |= changes
 
     def unsaved(self) -> Changes:
@@ -204,7 +206,7 @@ def _kept(client: ClientRecord | None) -> bytes | None:
 
 
 class StoredStore:
-    """What is stored of a space."""
+    """What is stored of a run's store."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -217,9 +219,9 @@ class Stored:
 
     Args:
         where: the journal, for people.
-        entries: all of it.
+        entries: everything in it.
 
-    Raises JournalCorruptError when something does not fit.
+    Raises JournalCorruptError for an entry that cannot be used.
     """
 
     def __init__(self, where: str, entries: Mapping[str, bytes]) -> None:
