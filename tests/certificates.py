@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made by the `openssl` command."""
+"""Certificates for TLS tests, made by the `openssl` command."""
 
 import subprocess
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of an authority, a server on 127.0.0.1 and a client."""
+    """Files of a CA, a server on 127.0.0.1 and a client."""
 
     ca: Path
     cert: Path
@@ -21,7 +21,7 @@ def _openssl(*arguments: str) -> None:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make an authority and what it has signed."""
+    """Make a CA and the certificates that it signs."""
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     _openssl(

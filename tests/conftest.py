@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share."""
+"""Fixtures shared by several folders of tests."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from rallypoint.server.options import Options
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_end_programs() -> Iterator[None]:
-    """Let signals end what tests start, also under nohup or in a shell's background."""
+    """Make signals end the programs that tests start, also under nohup or in the background."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt == signal.SIG_IGN:

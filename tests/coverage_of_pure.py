@@ -1,10 +1,10 @@
-"""Line and branch coverage of each PURE module by its own test file: 100%, or what is missing.
+"""Line and branch coverage of each PURE module by its own test file: must be 100%.
 
     python tests/coverage_of_pure.py [MODULE ...]        such as core/ranks.py
 
-Each module is measured alone, with its mirrored test file and nothing else, so that a rule is
-shown by the tests that are written for it: in a process of its own, forked from one that has
-imported the tools and nothing of ours.
+Each module is measured alone, with its mirrored test file only, so that each rule is covered by the
+tests written for it. The measurement runs in a process forked from one that has imported the tools
+and nothing of Rallypoint.
 """
 
 import json
@@ -35,14 +35,14 @@ def modules() -> list[str]:
 
 
 def measure(source: str, mirror: str, folder: str) -> None:
-    """Run a test file and write down what it reached of a source file: `report`, and `log`."""
+    """Run a test file and write its coverage of a source file to `report`, its output to `log`."""
     log = os.open(f"{folder}/log", os.O_CREAT | os.O_WRONLY, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.chdir(ROOT)
     os.environ["COVERAGE_CORE"] = "ctrace"
     measured = coverage.Coverage(data_file=None, include=[source])
-    measured.set_option("run:source_pkgs", [])  # would go before
+    measured.set_option("run:source_pkgs", [])  # has precedence over include
     ours = "ignore::pytest.PytestAssertRewriteWarning"  # the tools were imported before
     with measured.collect():
         code = pytest.main(["-q", "-x", "-W", ours, "-p", "no:cacheprovider", mirror])
@@ -58,7 +58,7 @@ def uncovered(module: str) -> list[str]:
     package = find_spec("rallypoint")
     assert package is not None
     assert package.origin is not None
-    source = Path(package.origin).parent / module  # the one that is tested, not a copy
+    source = Path(package.origin).parent / module  # the source that is tested, not a copy
     mirror = mirror_of(next(path for path in PURE_FILES if name_of(path) == module))
     with tempfile.TemporaryDirectory() as folder:
         process = FORKED.Process(target=measure, args=(str(source), str(mirror), folder))
@@ -75,7 +75,7 @@ def uncovered(module: str) -> list[str]:
 
 
 def main() -> int:
-    """Print what is missing; 1 if anything is."""
+    """Print the uncovered lines and branches; return 1 if there are any."""
     bad, names = 0, sys.argv[1:] or modules()
 
     def look(module: str) -> list[str]:

@@ -1,8 +1,7 @@
-"""Engines for tests: real servers on free loopback ports, data in temporary directories.
+"""Databases for tests: real servers on free loopback ports, data in temporary directories.
 
-Each is started as its own process and ended by its own id. What is not installed is an
-error, not a skip: `.ci/run` installs it, and a developer may leave these tests out by
-`-m "not engines"`.
+Each runs as its own process. A server that is not installed is an error, not a skip: `.ci/run`
+installs it, and developers can leave these tests out with `-m "not engines"`.
 """
 
 import json
@@ -26,7 +25,7 @@ PACKAGES = {"etcd": "etcd-server", "redis-server": "redis-server"}
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, all different."""
+    """Return free ports, all different."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
@@ -66,7 +65,7 @@ class Process:
         os.kill(self._running.pid, number)
 
     def kill(self) -> None:
-        """End it as a power loss would; paused ones too."""
+        """Kill it, even while it is paused: what a power failure does."""
         if self._running is not None:
             self._running.kill()
             self._running.wait(10)
@@ -81,7 +80,7 @@ class Process:
 
 @contextmanager
 def closed_afterwards(kind: type[Any]) -> Iterator[None]:
-    """Close every object of a class that is made within the block."""
+    """Close every object of a class that is created within the block."""
     made: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         real = kind.__init__
@@ -105,7 +104,7 @@ def answers(port: int) -> bool:
 
 
 class Directory:
-    """A temporary directory of a server, outside of pytest's, which are kept."""
+    """Return a temporary directory for a server, not one of pytest's, which pytest keeps."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="rallypoint-engine-"))
@@ -164,7 +163,7 @@ class EtcdServers:
         return f"{scheme}://{at}{hosts}/{prefix}{options}"
 
     def leader(self) -> int:
-        """Return which member leads the cluster, by its place in the list."""
+        """Return the index of the member that leads the cluster."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             for number, port in enumerate(self.ports):
@@ -204,7 +203,7 @@ class EtcdServers:
         pytest.fail("etcd was not filled")
 
     def make_room(self) -> None:
-        """Do what an operator does after NOSPACE."""
+        """Free space and clear the NOSPACE alarm, as an operator does."""
         self.control("del", "--prefix", "fill/")
         found = self.control("get", "none", "-w", "json")
         self.control("compaction", str(json.loads(found)["header"]["revision"]))

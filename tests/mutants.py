@@ -1,12 +1,12 @@
-"""Mutation testing of what is PURE: a change that no test notices is a test that is missing.
+"""Mutation testing of the PURE modules: a change that no test notices means a missing test.
 
     python tests/mutants.py [--modules M ...] [--sample N] [--seed S] [--part i/n] [--jobs J]
 
 Makes one small change after the other in the functions of the PURE modules (a comparison, an
 operator, a constant, a condition, a statement left out), each in a copy of the source, and runs
-the module's own test file against it. A mutant of the core that its own test file does not notice
-meets the other tests of the core too. Prints the survivors and the score of each module. Mutants
-that behave as the original does are listed in docs/simulation.md.
+the module's own test file against it. A change in the core that this file does not notice is tried
+with the other tests of the core too. Prints the survivors and the score of each module. Changes
+that make no difference are listed in docs/simulation.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_SECONDS, LIMIT_FACTOR = 20.0, 10.0  # for a test run: at least, and of the unchanged source
+LIMIT_SECONDS, LIMIT_FACTOR = 20.0, 10.0  # of a test run: the least, and times its usual duration
 SWAPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -142,7 +142,7 @@ def mutants(module: str) -> Iterator[Mutant]:
     for index, node in enumerate(numbered.nodes):
         line = getattr(node, "lineno", 0)
         if not any(first < line <= last for first, last in inside):
-            continue  # tables and names: types check those
+            continue  # outside of functions: type checks cover that
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         for what, new in changes_of(node):

@@ -1,4 +1,4 @@
-"""A TCP proxy for tests: passes bytes on, cuts answers off, or lets them vanish."""
+"""A TCP proxy for tests: forwards bytes, closes connections, or drops replies."""
 
 import socket
 import threading

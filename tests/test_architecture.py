@@ -1,4 +1,4 @@
-"""The architecture, held by reading the source: layers, purity, sizes, docstrings, mirror.
+"""Checks of the architecture by reading the source: layers, purity, sizes, docstrings, mirror.
 
 The rules are those of docs/architecture.md. Each exception stands in a table here, with its
 reason; an exception that is no longer needed fails too.
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "rallypoint"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# Imports go down only: a part may import itself and parts of a lower level.
+# Imports go down only: a package may import itself and packages of a lower level.
 LEVELS = {
     "errors": 0,
     "deadline": 0,
@@ -42,7 +42,7 @@ LEVELS = {
 NEVER_IMPORTED = {"testing", "integrations", "__main__", "cli"}
 COMPOSES = {"__init__"}  # the package's own file gives the public names, lazily
 
-# (importing module, imported part) -> why it may look up or sideways
+# (importing module, imported package) -> why it may import up or sideways
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("hosting.process", "server"): "until it binds by itself",
     ("hosting.retry", "rendezvous"): "until it asks a predicate",
@@ -50,7 +50,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("cli.simulate", "testing"): "the simulator is shipped, and this command shows it to users",
 }
 
-# These must say PURE in their head; whatever says so is held to it.
+# These modules must say PURE in their docstring; every module that says so must be pure.
 PURE = [
     "core/*.py",
     "rendezvous/client/dialogue.py",
@@ -86,7 +86,7 @@ FORBIDDEN_NAMES = {
     "gethostbyaddr": "reverse name look-ups hang or lie",
     "getnameinfo": "reverse name look-ups hang or lie",
 }
-# source file -> why it may sleep: elsewhere one waits for what one waits for
+# source file -> why it may sleep; other modules wait for an event
 SLEEPS = {
     "store/file.py": "a file shared between machines tells nobody that it changed",
     "store/record_log.py": "the same",
@@ -121,7 +121,7 @@ def module_of(path: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """Return the part (level table) that a dotted name below the package belongs to."""
+    """Return the package (of the level table) that a dotted name belongs to."""
     return module.split(".")[0]
 
 
@@ -141,7 +141,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def imported_parts(path: Path) -> set[str]:
-    """Return the parts of the package that a file imports."""
+    """Return the packages that a file imports."""
     parts = set()
     for name in imported(path):
         top, _, rest = name.partition(".")
@@ -162,7 +162,7 @@ def upward(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def file_of(name: str) -> Path | None:
-    """Return the source file that an imported dotted name leads to, None for a foreign one."""
+    """Return the source file of an imported dotted name, None if it is not ours."""
     parts = name.split(".")
     if parts[0] != SOURCE.name:
         return None
@@ -175,7 +175,7 @@ def file_of(name: str) -> Path | None:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return which modules each module imports; the package's own file is left out."""
+    """Return which modules each module imports, without `rallypoint/__init__.py`."""
     graph = {}
     for path in FILES:
         targets = {file_of(name) for name in imported(path)} - {None, path, SOURCE / "__init__.py"}
@@ -327,7 +327,7 @@ PROTOCOLS = [
 
 
 def contracts(of: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    """Yield what a class implements: its bases, and protocols whose methods it all has."""
+    """Yield what a class implements: its bases, and each protocol whose methods it has."""
     inherited = list(bases(of))
     yield from inherited
     names = {name for each in (of, *inherited) for name in methods(each)}
@@ -360,9 +360,9 @@ def undocumented(
 
 @every(FILES)
 def test_public_names_have_docstrings(path: Path) -> None:
-    """What overrides a documented method of ours needs none: the contract is its docstring."""
+    """A method that overrides a documented one of ours needs no docstring."""
     tree = tree_of(path)
-    assert ast.get_docstring(tree), f"{name_of(path)}: the file says nothing about itself"
+    assert ast.get_docstring(tree), f"{name_of(path)}: the module has no docstring"
     missing = list(undocumented(tree.body))
     assert not missing, f"{name_of(path)}: no docstring on {missing}"
 
@@ -386,7 +386,7 @@ def forbidden(path: Path) -> Iterator[str]:
             if node.attr in FORBIDDEN_NAMES:
                 yield f"line {node.lineno}: {node.attr} ({FORBIDDEN_NAMES[node.attr]})"
             if ast.unparse(node) == "time.sleep" and name_of(path) not in SLEEPS:
-                yield f"line {node.lineno}: time.sleep (wait for what you wait for)"
+                yield f"line {node.lineno}: time.sleep (wait for an event instead)"
         elif isinstance(node, ast.ExceptHandler) and swallows(node):
             yield f"line {node.lineno}: an error is swallowed"
     if {"time.sleep", *(f"socket.{name}" for name in FORBIDDEN_NAMES)} & set(imported(path)):

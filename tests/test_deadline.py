@@ -1,4 +1,4 @@
-"""Deadline: one budget, on a clock that only moves when it is told to."""
+"""Deadline: one time budget, on a clock that the test moves."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The docs say what is: generated parts are current, names and links exist."""
+"""The docs are current: generated parts, names and links."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The error tree: as drawn, and usable as the built-in errors it stands for."""
+"""The error tree: as drawn, and derived from the built-in errors."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The package's names: all there, imported when used, cheap to import."""
+"""The public names: all of them exist, are imported when used, and importing is cheap."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""requirements.lock: what was tested, by exact versions, from whichever index one uses."""
+"""requirements.lock: the tested versions, exactly, without a package index."""
 
 import re
 import tomllib

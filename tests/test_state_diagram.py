@@ -1,4 +1,4 @@
-"""The state diagram of docs/state-machine.md is what the core does, and the page is whole."""
+"""The state diagram of docs/state-machine.md matches the core, and every rule is described."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Light nodes that keep their seat over an outage of the server, as sessions do."""
+"""Light nodes that keep their seat during an outage of the server, as sessions do."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ class Crowd:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def connect(self) -> None:
-        """Connect all nodes; each comes back by itself when it is cut off."""
+        """Connect all nodes; each reconnects by itself."""
         self.nodes = [SteadyNode(self, number) for number in range(self.size)]
         await asyncio.gather(*[node.come() for node in self.nodes])
 
     async def until(self, ready: Any) -> None:
-        """Wait until every node is so."""
+        """Wait until every node is in this state."""
         async with asyncio.timeout(LIMIT_SECONDS), self.changed:
             await self.changed.wait_for(lambda: all(map(ready, self.nodes)))
 
@@ -50,7 +50,7 @@ class SteadyNode(asyncio.Protocol):
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def come(self) -> None:
-        """Connect, as often as it takes."""
+        """Connect; try again until it succeeds."""
         loop = asyncio.get_running_loop()
         while not self.connected:
             try:

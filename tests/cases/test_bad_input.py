@@ -1,7 +1,7 @@
-"""What can be typed or set up wrongly: one clear error each, the right exit code, nothing left.
+"""Wrong input and wrong setups: one clear error each, the right exit code, no process left.
 
-"Clear" is: one line on stderr that says what, where, and what to change; no traceback. Exit
-code 2 says that the command was wrong, 1 that the world was.
+A clear error is one line on stderr that says what is wrong, where, and what to change, without a
+traceback. Exit code 2 means that the command was wrong, 1 that something else was.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def one_line(process: Process, code: int, *parts: str) -> None:
     """Check that a process ended with this code and one line that has all the parts.
 
-    Before the error, one who cannot connect may say that it still tries (case-A3).
+    Before the error, a node that cannot connect may say that it still tries (case-A3).
     """
     assert process.wait() == code, process.shown()
     said = process.err.lines
@@ -100,7 +100,7 @@ def test_usage_errors(fleet: Fleet, mistake: str) -> None:
 
 @contextlib.contextmanager
 def stranger(answer: bytes | None) -> Iterator[str]:
-    """Listen as a program that is not ours; None: close at once, b"": never say a word."""
+    """Listen as another program. None: close at once; b"": never answer."""
     held: list[socket.socket] = []
 
     def serve(listener: socket.socket) -> None:

@@ -1,8 +1,8 @@
-"""case-F6: what a round costs is counted, not timed, and grows as N: requests, bytes, state writes
-and wake-ups of nodes.
+"""case-F6: the cost of a round is proportional to N. It is counted, not timed: requests, bytes,
+state writes and wake-ups of nodes.
 
-Light clients speak the real protocol to a real server in a process of its own: hello, proof and
-join in one flight, then the seat. N = 10,000 is run where RALLYPOINT_NIGHTLY is set.
+Light clients speak the real protocol to a real server in another process: hello, proof and join in
+one write, then the seat. With RALLYPOINT_NIGHTLY, N = 10,000 is tested too.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 
 @dataclass
 class Swarm:
-    """N light nodes of one run, and what their seats cost in bytes."""
+    """N light nodes of one run, and the bytes that they send and receive."""
 
     size: int
     run: str
@@ -58,7 +58,7 @@ class Swarm:
 
 
 class LightNode(asyncio.Protocol):
-    """One node: handshake and join in one flight, and again when asked."""
+    """One node: handshake and join in one write, and a new join when asked."""
 
     def __init__(self, swarm: Swarm, number: int) -> None:
         self.swarm, self.number, self.data, self.round = swarm, number, b"", 0
@@ -100,7 +100,7 @@ class LightNode(asyncio.Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round of N nodes cost."""
+    """The cost of one round of N nodes."""
 
     requests: int
     writes: int
@@ -110,7 +110,7 @@ class Cost:
 
 
 def serve(told: Connection) -> None:
-    """Be the server: say the port, then for each run's name its requests and state writes."""
+    """Run the server: report the port, then the requests and state writes of each named run."""
     embedded = EmbeddedServer("127.0.0.1", 0, Options())
 
     def read(run: str, server: Server) -> tuple[int, int]:
@@ -124,7 +124,7 @@ def serve(told: Connection) -> None:
 
 
 class Counting:
-    """A server process that is asked what it has counted."""
+    """A server process that reports its counters."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -138,7 +138,7 @@ class Counting:
         return self._asked.recv()
 
     def counters(self, run: str) -> tuple[int, int]:
-        """Return the requests of all, and the state writes of a run."""
+        """Return the requests of all clients, and the state writes of a run."""
         self._asked.send(run)
         counted: tuple[int, int] = self._hear()
         return counted
@@ -157,7 +157,7 @@ def counting() -> Iterator[Counting]:
 
 
 async def rounds(server: Counting, size: int) -> list[Cost]:
-    """Form a first round with connecting, then another with the same nodes."""
+    """Form a first round, connecting included, then another one with the same nodes."""
     loop = asyncio.get_running_loop()
     swarm = Swarm(size, f"costs-{size}")
     costs = []

@@ -66,8 +66,8 @@ def join(handlers: list[DynamicRendezvousHandler]) -> "list[Future[RendezvousInf
     return [in_thread(handler.next_rendezvous) for handler in handlers]
 
 
-# Joins the endpoint of argv[1] as one of argv[2] nodes; prints its rank, and the bootstrap
-# address once all have listened or connected there.
+# Joins the endpoint argv[1] as one of argv[2] nodes. Prints its rank, and the bootstrap address
+# once all have listened or connected there.
 NODE = """
 import socket, sys
 import rallypoint
@@ -92,7 +92,7 @@ print(info.rank, info.world_size, place.master_addr, handler.shutdown())
 def run_nodes(
     count: int, endpoint: str, environment: dict[str, str] | None = None
 ) -> list[list[str]]:
-    """Run so many processes of NODE; return what each printed, by rank."""
+    """Run several processes of NODE; return what each printed, by rank."""
     command = [sys.executable, "-c", NODE, endpoint, str(count)]
     processes = [
         subprocess.Popen(
@@ -194,7 +194,7 @@ def test_unknown_host_name_is_resolved_again(
     monkeypatch.setattr(socket, "getaddrinfo", lagging)
     infos = join([make(f"head.svc:{server.port}", 2, 2) for _ in range(2)])
     assert sorted(info.result(LIMIT).rank for info in infos) == [0, 1]
-    assert len(asked) > 4  # afresh each time
+    assert len(asked) > 4  # again for each attempt
 
 
 @pytest.mark.cases("case-A5")

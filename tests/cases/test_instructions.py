@@ -1,9 +1,9 @@
-"""What a call costs is counted in instructions of Python, so that no load can blur it.
+"""The cost of a call, counted in Python instructions, which do not depend on the machine's load.
 
-Client and server run in one process, each in a thread of its own. A tracer counts the
-bytecode instructions that both carry out in this package for a fixed script of calls. The
-numbers are the same on every run with one version of Python; the limits are what was counted
-when they were last set, and `MARGIN` more.
+Client and server run in one process, each in its own thread. A tracer counts the bytecode
+instructions that both execute in this package for a fixed script of calls. With one version of
+Python the counts are the same in each run; a limit is the count when it was last set, plus
+`MARGIN`.
 """
 
 import sys
@@ -54,7 +54,7 @@ class Counter:
 
 @contextmanager
 def counting(server: EmbeddedServer) -> Iterator[Counter]:
-    """Count what this thread and the server's carry out."""
+    """Count the instructions of this thread and the server's."""
     counter, before = Counter(), sys.gettrace()
 
     def trace(tracer: Any) -> None:
@@ -72,7 +72,7 @@ def counting(server: EmbeddedServer) -> Iterator[Counter]:
 def each(counter: Counter, call: Callable[[], object]) -> int:
     """Return the instructions of one call, both sides together.
 
-    The least of a few rounds: now and then the server does other things in between.
+    The least of several runs: sometimes the server does other work in between.
     """
     call()
     counted = []

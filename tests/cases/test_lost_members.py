@@ -1,4 +1,4 @@
-"""case-B1: a dead member is known to the others, who go on without it, at no cost."""
+"""case-B1: the others learn of a dead member and continue without it; no restart is counted."""
 
 import signal
 import time
@@ -73,7 +73,7 @@ def test_others_learn_which_node_is_lost_and_continue_as_two(fleet: Fleet, way: 
             victim = fleet.agent("another", *options, f"--endpoint={where}")
         for agent, line in zip(good, two, strict=True):
             agent.round(3, line)
-        back = victim.expect("round [3-9]: rank . of 3 nodes")  # L2: told so, and a newcomer
+        back = victim.expect("round [3-9]: rank . of 3 nodes")  # L2: it is notified, and a newcomer
         if way != "kill -9":
             assert victim.expect("joining the next round: was fenced").number < back.number
         fleet.release()
@@ -81,11 +81,11 @@ def test_others_learn_which_node_is_lost_and_continue_as_two(fleet: Fleet, way: 
             agent.finished()
         assert victim.wait() == 0
         allowed = ("reconnecting", "reconnected") if way != "kill -9" else ()
-        for line in victim.err.lines:  # it was cut off, and may say so
+        for line in victim.err.lines:  # it was disconnected, and may say so
             assert any(word in line.text for word in allowed), victim.shown()
 
 
-# Two workers that talk to each other, and fail as soon as the other one's connection breaks.
+# Two connected workers; each fails as soon as the connection to the other breaks.
 TALKING_WORKER = """
 import os, socket, sys, time
 
@@ -127,7 +127,7 @@ def test_worker_failures_caused_by_a_lost_node_use_no_budget(
     (lost,) = (i for i, seat in enumerate(seats) if f"rank {rank} of" in seat.text)
     victim, survivor = agents[lost], agents[1 - lost]
 
-    victim.kill()  # its worker goes with it; on files nothing else tells, until its lease lapses
+    victim.kill()  # its worker dies too; over a file, others notice only when its lease ends
     failed = survivor.expect(r"its worker failed: .*: exit code 7")
     survivor.round(1, failed)
     survivor.expect("work: 1 workers, restarts 0", failed)

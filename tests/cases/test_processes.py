@@ -1,4 +1,4 @@
-"""case-D3 and case-G1 to case-G3: an agent is a good parent of its workers, whatever ends it."""
+"""case-D3 and case-G1 to case-G3: an agent ends its workers properly, however it ends."""
 
 import os
 import random
@@ -35,7 +35,7 @@ time.sleep(600)
 """
 STRANGER = "import sys, time; print('here', flush=True); time.sleep(600)"
 
-# A worker that needs so many seconds to end by itself.
+# A worker that needs argv[1] seconds to end by itself.
 SLOW = """
 import signal, sys, time
 def end(number, frame):
@@ -115,7 +115,7 @@ def test_all_nodes_learn_of_a_failure_at_once(fleet: Fleet) -> None:
 
 @pytest.mark.cases("case-G1")
 def test_worker_may_use_a_longer_grace_period(fleet: Fleet) -> None:
-    """45 s of 60 in the report, where 30 s were fixed; here 4.5 s of 6, where 3 s would kill."""
+    """In the report: 45 s of 60, with a fixed limit of 30 s. Here: 4.5 s of 6."""
     slow = script(fleet, "slow.py", SLOW)
     agent = fleet.agent("node", "--standalone", "--stop-grace=6", slow, "4.5")
     agent.expect("up")
@@ -178,13 +178,13 @@ def test_sighup_ignored_at_start_stays_ignored(fleet: Fleet) -> None:
 
 
 def left(fleet: Fleet, *known: Process) -> list[psutil.Process]:
-    """Return what the fleet has running, but for the processes that are known."""
+    """Return the processes of the fleet, without the known ones."""
     pids = {process.pid for process in known}
     return [process for process in fleet.left() if process.pid not in pids]
 
 
 def gone_in_time(fleet: Fleet, killed_at: float, *known: Process) -> list[psutil.Process]:
-    """Return what is still there when the time is over."""
+    """Return the processes that are still there after a time."""
     while strays := left(fleet, *known):
         if time.monotonic() - killed_at > GONE_SECONDS:
             return strays
@@ -208,7 +208,7 @@ def test_killed_agent_takes_only_its_own_workers_along(fleet: Fleet) -> None:
     for number in range(MOMENTS):
         options = ["--nnodes=1", f"--endpoint={where}", f"--run-id=g3-{number}"]
         agent = fleet.agent(f"agent{number}", *options, "--nproc-per-node=2", parent)
-        if number % 2:  # at work; else from the first breath on, workers being started included
+        if number % 2:  # at work; otherwise at any moment, also while workers start
             for _ in range(2):
                 agent.expect("port")
         time.sleep(moments.uniform(0.0, 0.3 if number % 2 else 2.0))

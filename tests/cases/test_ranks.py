@@ -77,7 +77,7 @@ def test_one_node_too_many_is_a_spare(cluster: Cluster) -> None:
     handlers.remove(gone)
     gone.leave()
     assert [info.world_size for info in cluster.join_all(*handlers)] == [4, 4, 4]
-    assert fifth.result(5).rank == 2  # the gap that was left
+    assert fifth.result(5).rank == 2  # the free rank
 
 
 @pytest.mark.cases("case-E4")
@@ -87,7 +87,7 @@ def test_former_members_have_precedence_over_early_spares(cluster: Cluster) -> N
     spares = [cluster.handler(3, 3) for _ in range(2)]
     waiting = [cluster.join(spare) for spare in spares]
     cluster.wait_for("spare", 2)
-    # One asks for a new round: the spares are candidates at once, two members are not yet.
+    # One node starts a new round: spares are candidates at once, two members are not yet.
     first = cluster.join(members[0])
     cluster.wait_for("candidate", 3)
     again = [first, *(cluster.join(m) for m in members[1:])]

@@ -1,4 +1,4 @@
-"""case-B6 and case-C1 to case-C9: how rounds begin, end and go on."""
+"""case-B6 and case-C1 to case-C9: how rounds begin, end and continue."""
 
 import re
 import signal
@@ -47,7 +47,7 @@ def finish(fleet: Fleet, *processes: Process) -> None:
 @pytest.mark.cases("case-B6")
 def test_two_of_ten_nodes_that_rejoin_first_form_no_round(cluster: Cluster) -> None:
     handlers = [cluster.handler(2, 10, last_call=0.05) for _ in range(10)]
-    nodes = [Mini(handler) for handler in handlers]  # who misses so short a last call comes later
+    nodes = [Mini(handler) for handler in handlers]  # a node that misses it comes later
     seats = [node.sized(10) for node in nodes]
     for node in nodes:
         node.stop()
@@ -89,7 +89,7 @@ def test_sigterm_to_one_agent_does_not_end_the_others(fleet: Fleet) -> None:
 
 
 def leave_and_rejoin(cluster: Cluster, delay_seconds: float, same_handler: bool) -> str:
-    """Let the third of three go and come back; return what came of it."""
+    """Make the third of three nodes leave and come back; return the outcome."""
     run_id = cluster.new_run_id()
 
     def node(number: int) -> DynamicRendezvousHandler:
@@ -99,7 +99,7 @@ def leave_and_rejoin(cluster: Cluster, delay_seconds: float, same_handler: bool)
     ranks = [cluster.join(goer).result(30).rank, *(mini.sized(3, 30).rank for mini in stay)]
     goer.leave("to come back")
     between = "any"
-    if delay_seconds >= 1:  # shorter than that, it may come before or after the two have met
+    if delay_seconds >= 1:  # if it is away for less time, it may come before or after the two meet
         between = str({mini.wait_for(lambda seat: seat.round == 2, 30).size for mini in stay})
     time.sleep(delay_seconds)
     if not same_handler:

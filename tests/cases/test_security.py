@@ -1,4 +1,4 @@
-"""Strangers stay out, runs stay apart, secrets stay secret, tokens change unnoticed."""
+"""Access needs a token, runs are separate, secrets stay secret, token rotation is seamless."""
 
 import os
 import random
@@ -164,7 +164,7 @@ def test_worker_token_opens_only_the_store_of_its_run(serve: Serve, make: Make) 
 
 
 def proved_anew(server: Server) -> int:
-    """Return how many nodes are connected, by the one token that the server has now."""
+    """Return how many nodes are connected with the token that the server has now."""
     (key,) = server.keyring.keys
     who = key.rights().who
     sessions: Any = server.runs["run"].connections.values()
@@ -210,7 +210,7 @@ def test_token_rotation_disturbs_nobody(
     wait_for(1)
     with pytest.raises(AuthenticationError):
         TCPStore("127.0.0.1", server.port, run="run", token="old-secret", timeout=5)
-    # what was proved with the old one is cut, and comes back with what the file says now
+    # connections of the old token are closed, and reconnect with the token in the file
     deadline = Deadline(20)
     while server.call(proved_anew, deadline) < nodes:
         assert not deadline.expired()
@@ -235,7 +235,7 @@ def hello(**changes: Any) -> bytes:
 
 
 def end_of(port: int, *said: bytes) -> bytes:
-    """Say something and return all that is answered until the end."""
+    """Send bytes; return all replies until the connection ends."""
     with socket.create_connection(("127.0.0.1", port), timeout=15) as sock:
         for data in said:
             sock.sendall(data)
@@ -258,7 +258,7 @@ def test_recorded_proofs_are_useless_on_other_connections(serve: Serve) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Link, "send", send)
         open_link(target, Deadline(10)).close()
-    assert b"not this server's" in end_of(server.port, *sent)  # replayed: another nonce now
+    assert b"not this server's" in end_of(server.port, *sent)  # replayed, with an old nonce
     with socket.create_connection(("127.0.0.1", server.port), timeout=15) as sock:
         sock.sendall(sent[0])
         challenge = _decoder.decode(sock.recv(4096)[4:])
@@ -324,7 +324,7 @@ raise SystemExit(3)
 
 
 def everything_said_of(pids: list[int]) -> bytes:
-    """Return command line and title of processes, and of all that they have started."""
+    """Return command lines and titles of processes and their children."""
     import psutil
 
     said = b""
@@ -378,13 +378,13 @@ def test_secrets_appear_nowhere(tmp_path: Path, port: int) -> None:
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "token":
             said += path.read_bytes()
-    assert b"environment" in said  # the workers printed all that they have
-    assert b"worker:" in said  # theirs is another one, for one run's store
+    assert b"environment" in said  # the workers printed their whole environment
+    assert b"worker:" in said  # workers have another token, for the store of one run
     assert secret.encode() not in said
 
 
 def kept_by_a_server(own: list[str], env: dict[str, str], folder: Path, secret: str) -> bytes:
-    """Use a server that keeps its runs in `folder`; return what it says."""
+    """Use a server that keeps its runs in `folder`; return its output."""
     command = [*own, "serve", "--bind=127.0.0.1:0", f"--data-dir={folder / 'data'}", "--verbose"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([sys.executable, "-u", *command[1:]], env=env, **pipes) as server:

@@ -1,4 +1,4 @@
-"""case-D1, case-D2, case-D4: the server dies, its node finishes first, an end is silent."""
+"""case-D1, case-D2, case-D4: the server dies, its node finishes first, a normal end is silent."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ def test_server_stays_when_its_node_finishes_first(fleet: Fleet) -> None:
     host.finished()
     assert server.is_running()
     with pytest.raises(psutil.TimeoutExpired):
-        server.wait(4.0)  # longer than it lingers once it is empty
+        server.wait(4.0)  # longer than it lingers without members
     assert other.is_running()
     assert len(other.out.lines) == 2  # undisturbed
     stops[1].touch()

@@ -1,4 +1,4 @@
-"""Strangers: case-H1 and case-H2 of README.md."""
+"""Clients that are not members: case-H1 and case-H2 of README.md."""
 
 import os
 import random
@@ -75,7 +75,7 @@ def _process() -> "Iterator[tuple[subprocess.Popen[str], int]]":
 
 
 def answer(port: int, data: bytes) -> bytes:
-    """Send bytes as a stranger; return all that comes until the connection is closed."""
+    """Send bytes without a handshake; return the reply until the connection is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(data)
         got = b""

@@ -1,8 +1,8 @@
-"""Chaos runs of agents: real processes, to which the acts of a plan are done.
+"""Chaos runs of agents: real processes, and the faults of a plan.
 
-While the acts last, and until every agent that is still there works in one round, nothing is
-asked of the run but that it keeps its rules (`records`); then the workers are let go, and all
-must end well. Every wait has a limit.
+During the faults, and until all remaining agents work in one round, the run must only keep its
+rules (`records`). Then the workers are released, and all agents must end with success. Every wait
+has a limit.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from tests.integration.harness import LOOPBACK, Fleet, Process, Proxy, free_port
 
 SETTLE_SECONDS = 40.0  # lease, grace, rejoin and stop, and a slow machine
 END_SECONDS = 25.0
-QUIET_SECONDS = GRACE_SECONDS + 1.0  # in which nothing happens once all is settled
+QUIET_SECONDS = GRACE_SECONDS + 1.0  # without events, once all has settled
 LOOK_SECONDS = 0.1
-FRESH_SECONDS = 1.0  # a worker whose last sign is not older is at work
+FRESH_SECONDS = 1.0  # a worker with a sign younger than this is at work
 OPTIONS = (
     "--nnodes=1:9", "--run-id=chaos", f"--lease={LEASE_SECONDS}", "--last-call=0.5",
     f"--disconnect-grace={GRACE_SECONDS}", "--rejoin-timeout=10", "--stop-grace=2",
@@ -36,14 +36,14 @@ OPTIONS = (
 
 
 class Outcome(msgspec.Struct):
-    """What came of a run.
+    """The outcome of a run.
 
     Args:
-        plan: what was done.
+        plan: the faults.
         seconds: how long it took.
-        seen: in figures, for people.
-        wrong: what must not be, as sentences.
-        told: what the processes said last, of a run in which something is wrong.
+        seen: figures for people.
+        wrong: violations, as sentences.
+        told: the last output of the processes, if there are violations.
     """
 
     plan: Plan
@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct):
 
 
 class Node(NamedTuple):
-    """An agent, and its way to the server."""
+    """An agent, and its proxy to the server."""
 
     process: Process
     cable: Proxy | None
@@ -85,7 +85,7 @@ class Experiment:
         self._order = itertools.count()
         self._newcomers = itertools.count(plan.nodes)
         self._nodes: dict[int, Node] = {}
-        self._gone: set[int] = set()  # ended by the plan, or by themselves after a harm
+        self._gone: set[int] = set()  # ended by the plan, or by themselves after a fault
         self._harmed: set[int] = set()
         self._killed_workers: set[int] = set()
         self._excused: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -99,7 +99,7 @@ class Experiment:
     # -- the run ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Do all of it; what is wrong is in `wrong`."""
+        """Run the plan; violations are in `wrong`."""
         if self.plan.kind is not Kind.SHARED:
             self._start_server()
         for number in range(self.plan.nodes):
@@ -149,7 +149,7 @@ class Experiment:
         if self.plan.kind is Kind.HOSTED:
             cable = Proxy(f"{LOOPBACK}:{self._port}")
             where = [f"--endpoint={cable.endpoint}"]
-        elif self.plan.kind is not Kind.SHARED:  # no proxy of ours between them and the flood
+        elif self.plan.kind is not Kind.SHARED:  # without a proxy between them and the flood
             where = [f"--endpoint={LOOPBACK}:{self._port}"]
         argv = ["run", *OPTIONS, *where, "chaos_worker.py", str(self._work)]
         env = {"CHAOS_AGENT": str(number)}
@@ -160,7 +160,7 @@ class Experiment:
         self._start(next(self._newcomers))
 
     def close(self) -> None:
-        """End the cables."""
+        """End the proxies."""
         for node in self._nodes.values():
             if node.cable is not None:
                 node.cable.close()
@@ -268,7 +268,7 @@ class Experiment:
             time.sleep(LOOK_SECONDS)
 
     def _round_of_all(self) -> tuple[int, int] | None:
-        """Return the round in which all that are there work, None if they do not."""
+        """Return the round in which all remaining agents work, None if they do not."""
         for number, node in self._there().items():
             if not node.process.is_running():
                 self._gone.add(number)

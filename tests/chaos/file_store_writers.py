@@ -1,10 +1,10 @@
-"""Writers of one FileStore, killed and stopped at any moment, in mid-write above all.
+"""Writers of one FileStore, killed and stopped at any moment, mostly during a write.
 
     python tests/chaos/file_store_writers.py FOLDER SEED WRITERS
 
-Each writer notes in a log of its own what it is about to do and what was acknowledged. At the
-end a fresh reader must find every acknowledged write, at most those others that were under way
-at a kill, and nothing half written. Prints what was seen as JSON.
+Each writer logs what it is about to do and what was acknowledged. At the end a new reader must find
+every acknowledged write, at most the writes in progress at a kill besides, and no partial write.
+Prints the result as JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ from rallypoint.store.file import FileStore
 
 RUN_SECONDS = 3.0
 LIMIT_SECONDS = 60.0
-PAUSES = (0.002, 0.02, 0.15)  # longest, between two kills
+PAUSES = (0.002, 0.02, 0.15)  # at most, between two kills
 STOP_SECONDS = 0.2
 MOST_BYTES = 300_000  # some writes take long, and the file is compacted often
 
@@ -51,7 +51,7 @@ def write(folder: Path, number: int, seed: int) -> NoReturn:
             note("try", "cas", int(state) + 1)
             answer = backend.set_state(b"%d" % (int(state) + 1), token)
             note("did" if answer is not None and answer[2] else "lost", "cas", int(state) + 1)
-    except BaseException as error:  # judged by who reads the log
+    except BaseException as error:  # the reader of the log checks it
         note("error", repr(error))
     os._exit(1)
 
@@ -88,7 +88,7 @@ def drive(folder: Path, seed: int, count: int) -> int:
 
 
 def judge(folder: Path, count: int) -> Iterator[str]:
-    """Yield what a fresh reader finds wrong."""
+    """Yield what a new reader finds wrong."""
     lines = [path.read_text().splitlines() for path in sorted(folder.glob("*.log"))]
     words = [line.split() for log in lines for line in log]
     yield from (" ".join(each) for each in words if each[0] == "error")
@@ -113,7 +113,7 @@ def judge(folder: Path, count: int) -> Iterator[str]:
 
 
 def values_allowed(log: list[str]) -> set[int]:
-    """Return what a key may hold whose writer noted this: the last value, or one under way."""
+    """Return the possible values of a key by its writer's log: the last one, or one in progress."""
     allowed = {0}
     for line in log:
         word, what, number = (*line.split(), "")[:3]
@@ -123,7 +123,7 @@ def values_allowed(log: list[str]) -> set[int]:
 
 
 def run_writers(folder: Path, seed: int, count: int) -> tuple[str, list[str]]:
-    """Run it in a process of its own; return what was seen, and what is wrong."""
+    """Run it in a new process; return figures and violations."""
     argv = [sys.executable, __file__, str(folder), str(seed), str(count)]
     root = str(Path(__file__).resolve().parents[2])
     env = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
@@ -140,7 +140,7 @@ def run_writers(folder: Path, seed: int, count: int) -> tuple[str, list[str]]:
 
 
 def main() -> None:
-    """Drive, judge, and print."""
+    """Run the writers, check the result, and print it."""
     folder, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     kills = drive(folder, seed, count)
     wrong = list(judge(folder, count))

@@ -1,9 +1,9 @@
-"""Machines of a network on one machine: a network namespace for each, and a switch between them.
+"""A network of machines on one machine: a network namespace for each, and a switch between them.
 
-The switch is ours: each namespace has a tap device, whose other end is a file here, and each
-Ethernet frame is passed on, late, or not at all, as the rules say. So delay, loss and partitions
-of any shape need nothing of the kernel but taps (netem and packet filters are often missing),
-and the TCP on both sides is the kernel's own, with its retransmissions and time-outs.
+The switch is ours. Each namespace has a tap device whose other end is a file here; the switch
+forwards, delays or drops each Ethernet frame as the rules say. So delay, loss and partitions need
+only taps (netem and packet filters are often missing), and TCP on both sides is the kernel's own,
+with its retransmissions and timeouts.
 
 Needs root, /dev/net/tun and `ip` (iproute2).
 """
@@ -31,7 +31,7 @@ _names = itertools.count()
 
 
 def missing() -> str:
-    """Return what networks need and is not here, "" if all is."""
+    """Return what is missing for networks, "" if nothing is."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -78,7 +78,7 @@ class Machine:
         return ["ip", "netns", "exec", self.name, *argv]
 
     def close(self) -> None:
-        """Take it away; what runs there must have ended."""
+        """Remove it; its processes must have ended."""
         os.close(self.tap)
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("netns", "del", self.name)
@@ -89,7 +89,7 @@ class Network:
 
     Args:
         count: machines.
-        seed: of what is lost.
+        seed: of the random loss.
     """
 
     def __init__(self, count: int, seed: int = 1) -> None:
@@ -100,7 +100,7 @@ class Network:
         self._dice = random.Random(seed)
         self._late: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
-        self._places: dict[bytes, int] = {}  # where an Ethernet address was seen
+        self._places: dict[bytes, int] = {}  # the machine of each Ethernet address
         self._wake, self._woken = os.pipe()
         try:
             for number in range(count):
@@ -112,18 +112,18 @@ class Network:
         self._thread.start()
 
     def cut(self, source: int, sink: int) -> float:
-        """Let nothing pass from one machine to another; return when (monotonic)."""
+        """Drop all frames from one machine to another; return when (monotonic)."""
         self._blocked.add((source, sink))
         return time.monotonic()
 
     def part(self, *sides: Sequence[int]) -> float:
-        """Let nothing pass between machines of different sides; return when (monotonic)."""
+        """Drop all frames between machines of different sides; return when (monotonic)."""
         for one, other in itertools.permutations(sides, 2):
             self._blocked.update(itertools.product(one, other))
         return time.monotonic()
 
     def mend(self) -> float:
-        """Let everything pass again; return when (monotonic)."""
+        """Forward everything again; return when (monotonic)."""
         self._blocked.clear()
         return time.monotonic()
 

@@ -1,7 +1,7 @@
-"""What a chaos run does, as a value: made from a seed, printed, run again.
+"""The plan of a chaos run: made from a seed, printed, and repeatable.
 
-The moments of a plan are those of its seed; what the machine does between them is not, so a
-plan that failed once may pass when it is run again. Its line says what was done to whom.
+The seed determines the times of a plan, but not what the machine does between them; so a plan that
+failed once may pass the next time. Its line says which fault hit which node.
 """
 
 import random
@@ -12,7 +12,7 @@ import msgspec
 LEASE_SECONDS = 4.0
 GRACE_SECONDS = 2.0
 WINDOW_SECONDS = 5.0
-HARMLESS_STOP_SECONDS = 1.5  # well below the lease: nobody may be lost by it
+HARMLESS_STOP_SECONDS = 1.5  # well below the lease: no node may be lost
 
 
 class Kind(StrEnum):
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Do(StrEnum):
-    """What is done."""
+    """The kinds of faults."""
 
     KILL = "kill -9 agent"
     STOP = "stop agent"
@@ -44,11 +44,11 @@ ENDS_AGENT = {Do.KILL, Do.TERM}
 
 
 class Act(msgspec.Struct, frozen=True):
-    """One thing that is done.
+    """One fault.
 
     Args:
         at: seconds after the start of the run.
-        do: what.
+        do: its kind.
         who: number of the agent.
         seconds: for how long; of a killed agent: until another one comes, 0 for never.
     """
@@ -60,7 +60,7 @@ class Act(msgspec.Struct, frozen=True):
 
     @property
     def harmless(self) -> bool:
-        """Whether nobody may be lost by it."""
+        """Whether no node may be lost by it."""
         short = self.do is Do.STOP and self.seconds <= HARMLESS_STOP_SECONDS
         return short or self.do in OF_SERVER | {Do.RESET, Do.WORKER, Do.COME}
 
@@ -77,10 +77,10 @@ class Plan(msgspec.Struct, frozen=True):
     """One run.
 
     Args:
-        seed: it was made from, and of what is not written here.
+        seed: the plan was made from it; also the seed of other random choices.
         kind: of the run.
-        nodes: agents, or writers, at first.
-        acts: in order of time.
+        nodes: number of agents or writers at the start.
+        acts: the faults, in order of time.
     """
 
     seed: int
@@ -140,7 +140,7 @@ def _acts(dice: random.Random, nodes: int, weights: dict[Do, int]) -> tuple[Act,
         back = do is Do.KILL and dice.random() < 0.5
         act = Act(at, do, who, seconds if do in _LONG or back else 0.0)
         if not act.harmless and who in harmed:
-            continue  # an agent is harmed once: what comes of it can then be said
+            continue  # one fault per agent, so that its consequences can be checked
         if do in ENDS_AGENT and len(there) == 1:
             continue
         if do in ENDS_AGENT:

@@ -1,8 +1,8 @@
-"""What the workers of a chaos run wrote about their lives, and what must hold of it.
+"""The records of the workers of a chaos run, and the rules that they must keep.
 
-Each worker writes a file of its own: who it is, then the time every few milliseconds, then how
-it ended. So a worker that was killed is known to have lived until its last sign. All processes
-are on one machine, where the monotonic clock is the same for all.
+Each worker writes a file: its identity, then the time every few milliseconds, then how it ended. So
+a killed worker is known to have lived until its last entry. All processes run on one machine and
+share its monotonic clock.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-OVERLAP_SECONDS = 4.0  # in which the workers of an older round must have ended
+OVERLAP_SECONDS = 4.0  # until the workers of an older round must have ended
 
 # {folder} {file that ends it}; CHAOS_AGENT names the agent.
 WORKER = """
@@ -63,14 +63,14 @@ Spans = Sequence[tuple[float, float]]
 
 
 def read_lives(folder: Path) -> list[Life]:
-    """Return the lives that workers have written so far, those that have begun."""
+    """Return the records that workers have written so far, without those that have not begun."""
     found = (_life(path.read_text("utf-8")) for path in sorted(folder.glob("*.life")))
     return [life for life in found if life is not None]
 
 
 def _life(text: str) -> Life | None:
     lines = text.splitlines(keepends=True)
-    whole = [line.split() for line in lines if line.endswith("\n")]  # one may be half written
+    whole = [line.split() for line in lines if line.endswith("\n")]  # one may be partial
     if not whole:
         return None
     agent, *rest, began = whole[0]
@@ -101,13 +101,13 @@ def wrong_ranks(lives: Iterable[Life]) -> list[str]:
 def two_worlds(
     lives: Sequence[Life], excused: Mapping[str, Spans], limit: float = OVERLAP_SECONDS
 ) -> list[str]:
-    """Return which workers went on in an old round while a newer one was at work.
+    """Return which workers continued in an old round while a newer one was at work.
 
     Args:
-        lives: all of the run.
-        excused: when an agent could not know, or not act (stopped, cut off): its workers may
-            go on for so long, and `limit` more.
-        limit: seconds that it may take to hear and to end them.
+        lives: all records of the run.
+        excused: when an agent could not know or act (stopped, disconnected): its workers may
+            continue for that time and `limit` more.
+        limit: seconds that an agent has to be notified and to end its workers.
     """
     wrong = []
     for old in lives:
@@ -128,9 +128,9 @@ def killed_workers(lives: Iterable[Life], harmed: set[str], killed: set[int]) ->
     """Return the workers of healthy agents that were ended without being asked first.
 
     Args:
-        lives: all of the run, which is over.
-        harmed: agents that something was done to.
-        killed: workers (process ids) that the run has killed itself.
+        lives: all records of the run, which is over.
+        harmed: agents with a fault.
+        killed: workers (process ids) that the plan has killed.
     """
     return [
         f"killed: {life.text()}"

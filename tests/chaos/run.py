@@ -2,8 +2,8 @@
 
     python tests/chaos/run.py --runs 200 --seed 1 [--kind hosted] [--report FILE]
 
-Each run has a seed of its own, from the first one on; a line says what was done and what came
-of it. The exit code is 1 if anything was violated.
+Each run has its own seed, counted from the given one; a line says the faults and the outcome. The
+exit code is 1 if a rule was violated.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def has_disk() -> bool:
 
 
 def run_plan(plan: Plan, durable: bool) -> Outcome:
-    """Run one plan in a folder of its own."""
+    """Run one plan in a new folder."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         if plan.kind is not Kind.WRITERS:
             return run_agents(plan, Path(folder), durable)
@@ -39,7 +39,7 @@ def run_plan(plan: Plan, durable: bool) -> Outcome:
 
 
 def main() -> int:
-    """Run them; 1 if something was violated."""
+    """Run the plans; return 1 if a rule was violated."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")

@@ -1,7 +1,7 @@
-"""What a server at its limits is put through while agents work: no descriptors, big values.
+"""A server at its limits while agents work: no file descriptors left, too many large values.
 
-The agents of the run must notice nothing; whoever asks for too much must be told what the
-limit is; and once the flood is over, newcomers come in as ever.
+The agents must not be disturbed, clients that exceed a limit must be told which one, and once the
+flood is over, newcomers must be able to join.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from rallypoint.store.tcp import TCPStore
 # -- file descriptors --------------------------------------------------------------------------
 
 DESCRIPTORS = 96
-FULL_SECONDS = 6.0  # longer than the lease: members must be heard all the while
+FULL_SECONDS = 6.0  # longer than the lease: heartbeats must arrive all the time
 TOLD_SECONDS = 5.0
 _STRANGERS = 20
 
 
 def use_up_descriptors(port: int) -> Iterator[str]:
-    """Open connections until a server takes no more; yield what is wrong."""
+    """Open connections until a server accepts no more; yield violations."""
     with contextlib.ExitStack() as stack:
         for _ in range(_STRANGERS):  # they say nothing
             strange = socket.create_connection((LOOPBACK, port), TOLD_SECONDS)
@@ -53,7 +53,7 @@ def use_up_descriptors(port: int) -> Iterator[str]:
 ADDRESS_SPACE_KIB = 1_500_000
 STORE_LIMIT = 64 << 20
 BUFFER_LIMIT = 32 << 20
-RESIDENT_LIMIT = 1 << 30  # both stores, what arrives, its copy, and what six leave unread
+RESIDENT_LIMIT = 1 << 30  # both stores, incoming data, its copy, and unread replies of six clients
 ARRIVING_LIMIT = 128 << 20
 MEMORY_OPTIONS = (
     f"--limit=store_limit={STORE_LIMIT}", f"--limit=buffer_limit={BUFFER_LIMIT}",
@@ -62,13 +62,13 @@ MEMORY_OPTIONS = (
 _VALUE = b"x" * (8 << 20)
 _ATTACKERS = 6
 _BLOWS = 12
-_HALVES = 16  # messages of which only a part comes: without a limit, all of the address space
+_HALVES = 16  # partial messages: without a limit, all of the address space
 _WHOLE_BYTES, _PART_BYTES = 120 << 20, 100 << 20
-_TAKES_SECONDS = 2.0  # to send the part, while there is room
+_TAKES_SECONDS = 2.0  # to send the part
 
 
 def give_big_values(port: int, server: psutil.Process) -> Iterator[str]:
-    """Let clients write and read more than a server keeps; yield what is wrong."""
+    """Make clients write and read more than a server keeps; yield violations."""
     wrong: list[str] = []
     threads = [
         threading.Thread(target=_attack, args=(port, number, wrong)) for number in range(_ATTACKERS)
@@ -86,9 +86,9 @@ def give_big_values(port: int, server: psutil.Process) -> Iterator[str]:
 
 
 def _send_half(port: int) -> None:
-    """Begin a long message, and never end it."""
+    """Send the beginning of a long message only."""
     with (
-        contextlib.suppress(OSError, StoreError),  # held up, or cut off
+        contextlib.suppress(OSError, StoreError),  # delayed or disconnected
         TCPStore(LOOPBACK, port, timeout=30.0, run="halves") as store,
     ):
         sock = store._link.sock
@@ -110,7 +110,7 @@ def _attack(port: int, number: int, wrong: list[str]) -> None:
                     wrong.append(f"memory: a refusal does not name its limit: {error}")
         keys = [f"{number}/{blow}" for blow in range(_BLOWS) if store.check([f"{number}/{blow}"])]
         with contextlib.suppress(StoreLimitError, StoreConnectionError):
-            store.multi_get(keys * 8, timeout=10.0)  # more than may be left unread, maybe
+            store.multi_get(keys * 8, timeout=10.0)  # perhaps more than may stay unread
         if not refused:
             wrong.append(f"memory: attacker {number} was never refused")
         for key in keys:

@@ -1,4 +1,4 @@
-"""A few chaos runs, new ones each time; `tests/chaos/run.py` does as many as one likes.
+"""A few chaos runs, other ones each time; `tests/chaos/run.py` does any number.
 
 `RALLYPOINT_SEED=n pytest tests/chaos` runs those from seed n on.
 """

@@ -1,8 +1,8 @@
-"""Agents and a server on machines of their own (network namespaces), and networks that fail.
+"""Agents and a server on separate machines (network namespaces), and network failures.
 
     pytest -m netns tests/chaos
 
-Asks for root; what is missing fails the test, since who asks for these tests wants them run.
+Needs root. A missing requirement fails the test, since these tests run only on request.
 """
 
 import re
@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 class Cluster:
-    """Three agents and a server, each on a machine of its own."""
+    """Three agents and a server, each on its own machine."""
 
     def __init__(self, fleet: Fleet, network: Network) -> None:
         self.fleet = fleet
@@ -53,7 +53,7 @@ class Cluster:
         return [agent.round(3) for agent in self.agents]
 
     def end(self, *agents: Process) -> None:
-        """Let the workers finish; everything ends well."""
+        """Release the workers; all agents must end with success."""
         self.fleet.release()
         for agent in agents or self.agents:
             assert agent.wait() == 0, agent.shown()
@@ -77,7 +77,7 @@ def _cluster(network: Network, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def cut_off(network: Network, way: str) -> float:
-    """Cut the first agent off from everybody; return when."""
+    """Disconnect the first agent from all others; return when."""
     others = [machine.number for machine in network.machines if machine.number != FIRST]
     if way == "both ways":
         return network.part([FIRST], others)
@@ -115,7 +115,7 @@ def test_disconnected_node_is_lost_and_comes_back(cluster: Cluster, way: str) ->
 def test_node_disconnected_for_less_than_its_lease_is_not_lost(cluster: Cluster) -> None:
     three = cluster.three()
     cut_off(cluster.network, "both ways")
-    cluster.network.part([FIRST + 1], [FIRST + 2])  # the run does not need these two to meet
+    cluster.network.part([FIRST + 1], [FIRST + 2])  # the run does not need this link
     with pytest.raises(AssertionError, match="no line with"):
         cluster.agents[1].expect("joining", three[1], limit=LEASE_SECONDS / 2)
     cluster.network.mend()
@@ -132,7 +132,7 @@ def test_run_continues_after_the_server_was_unreachable(cluster: Cluster) -> Non
         cluster.agents[0].expect("joining", three[0], limit=LEASE_SECONDS + 2.0)
     healed = cluster.network.mend()
     for agent, line in zip(cluster.agents, three, strict=True):
-        again = agent.round(3, line)  # all were silent, and come again
+        again = agent.round(3, line)  # all were silent, and are back
         print(f"figures: the server was cut off: all back after {again.at - healed:.2f} s")
     cluster.end()
 

@@ -1,4 +1,4 @@
-"""The checkers of chaos runs find what they are there for."""
+"""The checks of chaos runs find violations."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_old_round_that_goes_on_is_reported() -> None:
     lives = [GOOD[0], life("1", 1, 1, 2, 1.0, 12.0), GOOD[2]]
     (found,) = two_worlds(lives, {}, 4.0)
     assert "1 round 1.1 rank 1 of 2" in found
-    assert two_worlds(lives, {"1": [(4.0, 8.0)]}, 4.0) == []  # it stood still until 8.0
+    assert two_worlds(lives, {"1": [(4.0, 8.0)]}, 4.0) == []  # it was stopped until 8.0
     assert two_worlds(lives, {"1": [(0.0, 5.0)]}, 4.0) != []  # that was before
     assert two_worlds(lives, {"0": [(4.0, 8.0)]}, 4.0) != []
 

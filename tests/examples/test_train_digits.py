@@ -1,4 +1,4 @@
-"""The digits example, in one process: its arithmetic, its checkpoints, its elasticity."""
+"""The digits example in one process: its arithmetic, checkpoints and elasticity."""
 
 import threading
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_training_resumes_at_another_world_size(
 
 
 def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
-    """What the state holds is all: the loss of half an epoch too."""
+    """The state is complete: it includes the loss of half an epoch."""
     data = digits.load_data()
     through, broken = (digits.Model(data.train_x.shape[1]) for _ in range(2))
     worker.use(MemoryStore(), 0, 1)

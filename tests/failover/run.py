@@ -1,8 +1,8 @@
-"""Many faults from seeds, and what each cost: the table of docs/high-availability.md.
+"""Many random faults and their cost: the table of docs/high-availability.md.
 
     python -m tests.failover.run --runs 50 --seed 0
 
-A run that breaks something ends all, with its kind and seed; the servers' logs are kept then.
+A failed run ends the program and prints its kind and seed; the servers' logs are kept.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def row(kind: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def run(kind: str, runs: int, seed: int, folder: Path) -> list[Outcome]:
-    """Do a kind of fault so many times."""
+    """Run one kind of fault `runs` times."""
     outcomes: list[Outcome] = []
     etcd = EtcdServers(3).start()
     try:

@@ -1,11 +1,11 @@
-"""Two servers on a three-member etcd, a job that runs on them, and what is done to them.
+"""Two servers on a three-member etcd, a job that runs on them, and faults.
 
-The job: two agents with a worker each and a node in this process, in one round, and clients of
-the store that call all the time and write down what they asked and got. A fault is done to the
-leading server or to etcd; then the clients must be served again, the round and its workers must
-be what they were, and some order of all calls must explain their results (linearizability).
+The job: two agents with one worker each and a node in this process, in one round, and clients that
+call the store all the time and record requests and results. A fault hits the leading server or
+etcd. Then the clients must be served again, the round and its workers must be the same, and some
+order of all calls must explain their results (linearizability).
 
-The pair outlives its faults: each is one run, with its own seed.
+One pair serves several faults, each with its own seed.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ LOOPBACK = "127.0.0.1"
 
 
 class Outcome(NamedTuple):
-    """What a fault cost, in seconds.
+    """The cost of a fault, in seconds.
 
     Args:
-        led: until the next server led; None if the same one went on.
-        held: the longest that a client of the store waited for an answer.
+        led: until the next server led; None if the same one continued.
+        held: the longest time that a client of the store waited for a reply.
         node: until the node in this process was connected again; 0 if it never lost it.
-        calls: of the store, while it went on.
+        calls: store calls in that time.
     """
 
     led: float | None
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 class Server:
-    """One of the servers, which reaches etcd over cables of its own."""
+    """One of the servers, which reaches etcd through its own proxies."""
 
     def __init__(self, fleet: Fleet, name: str, etcd: EtcdServers, prefix: str) -> None:
         self.name, self.endpoint = name, f"{LOOPBACK}:{free_port()}"
@@ -73,14 +73,14 @@ class Server:
         return self.process
 
     def part(self, silent: bool) -> None:
-        """Let what it and etcd say to each other vanish, or mend that."""
+        """Drop all bytes between it and etcd, or forward them again."""
         for cable in self.cables:
             cable.silent = silent
             if not silent:
-                cable.cut()  # as the kernel would after a while
+                cable.cut()  # as the kernel does after a while
 
     def leads(self, after: float) -> Line | None:
-        """Return the line that says that it leads, after a moment, if there is one."""
+        """Return its line that says that it leads, after a given time, if there is one."""
         lines = [line for line in self.process.err.lines if "this server leads" in line.text]
         return next((line for line in lines if line.at > after), None)
 
@@ -90,7 +90,7 @@ class Server:
 
 
 class Client(threading.Thread):
-    """Calls the store at random, one call at a time, and writes it down."""
+    """Makes random store calls, one at a time, and records them."""
 
     def __init__(self, name: str, endpoint: str, prefix: str, seed: int) -> None:
         super().__init__(name=name, daemon=True)
@@ -143,11 +143,11 @@ class Client(threading.Thread):
         self.history.append(Call(self.name, request, asked, answered, result))
 
     def answered_since(self, moment: float) -> bool:
-        """Return whether a call that began after a moment was answered."""
+        """Return whether a call that began after a given time has a reply."""
         return any(c.asked > moment and c.answered < NEVER for c in self.history[-5:])
 
     def finish(self) -> None:
-        """End it; raise what it failed with."""
+        """End it; raise its error, if any."""
         self._over.set()
         self.join(LIMIT_SECONDS)
         self._store.close()
@@ -194,7 +194,7 @@ class ServerPair:
     def run(
         self, fault: Callable[["ServerPair", Server, random.Random], None], seed: int
     ) -> Outcome:
-        """Do a fault while the job goes on, and check everything after it."""
+        """Cause a fault while the job runs, then check everything."""
         self.runs += 1
         rng, leader = random.Random(seed), self.leader()
         prefix = f"run{self.runs}"
@@ -222,14 +222,14 @@ class ServerPair:
         )
 
     def _settle(self, clients: list[Client]) -> None:
-        """Wait until all are served again."""
+        """Wait until all clients are served again."""
         deadline, moment = Deadline(LIMIT_SECONDS), time.monotonic()
         while not all(c.answered_since(moment) for c in clients) or not self.node.view().connected:
             assert not deadline.expired(), [c.failure for c in clients]
             threading.Event().wait(0.05)
 
     def check(self, clients: list[Client]) -> None:
-        """Whatever was done, the round, its workers and the store are as they should be."""
+        """Check the round, its workers and the store."""
         assert self.node.view().assignment == self.seat, self.node.view()
         report = self.node.report()
         assert (report.phase, report.round) == ("sealed", 1), report
@@ -246,14 +246,14 @@ class ServerPair:
 
 
 def kill_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
-    """kill -9 the leading server; it is started again once another one leads."""
+    """Kill the leading server; start it again once another one leads."""
     at = leader.process.kill()
     _wait_for_next(pair, leader, at)
     leader.start()
 
 
 def kill_etcd_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
-    """kill -9 the member that leads etcd; it comes back after a while."""
+    """Kill the member that leads etcd; start it again after a while."""
     member = pair.etcd.members[pair.etcd.leader()]
     member.kill()
     threading.Event().wait(rng.uniform(2.0, 4.0))
@@ -263,7 +263,7 @@ def kill_etcd_leader(pair: ServerPair, leader: Server, rng: random.Random) -> No
 def pause_leader(
     pair: ServerPair, leader: Server, rng: random.Random, seconds: float = 10.0
 ) -> None:
-    """Stop the leading server for so long, then let it go on as if nothing had been."""
+    """Stop the leading server (SIGSTOP) for a time, then continue it."""
     at = leader.process.send(signal.SIGSTOP)
     try:
         _wait_for_next(pair, leader, at)
@@ -273,7 +273,7 @@ def pause_leader(
 
 
 def part_leader(pair: ServerPair, leader: Server, rng: random.Random) -> None:
-    """Cut the leading server off from etcd, but not from its clients; mend it later."""
+    """Disconnect the leading server from etcd, but not from its clients; reconnect it later."""
     at = time.monotonic()
     leader.part(silent=True)
     try:

@@ -1,4 +1,4 @@
-"""What a round costs where the state is on an engine: one write a batch, not one a node.
+"""The cost of a round with the state in a database: one write per batch, not one per node.
 
 `python -m tests.failover.test_costs` prints the figures of docs/high-availability.md: a round
 of 1,000 nodes in memory, on one etcd member and on three, and on Redis.
@@ -30,7 +30,7 @@ LIMIT = 60.0
 
 
 class Counting(MemoryEngine):
-    """Counts writes of the log, and holds one of them up while it is told to."""
+    """Counts writes of the log, and delays one of them on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _server(engine: Counting) -> Iterator[InTurn]:
 
 
 async def connect(swarm: Swarm, port: int) -> None:
-    """Let all nodes connect, shake hands and join, in one flight each."""
+    """Make all nodes connect, authenticate and join, in one write each."""
     loop = asyncio.get_running_loop()
     for start in range(0, swarm.size, AT_ONCE):
         makers = [
@@ -83,7 +83,7 @@ async def connect(swarm: Swarm, port: int) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [10, 1000])
 def test_round_writes_once_per_batch(engine: Counting, server: InTurn, size: int) -> None:
-    """While the first batch is being written all nodes come: they share the second one."""
+    """Nodes that come while the first batch is being written share the second one."""
     raise_file_limit()
     inner = server.leads()
     assert inner.persistence is not None

@@ -1,4 +1,4 @@
-"""Faults of the leading server and of etcd, while a job runs: a few seeds of each kind.
+"""Faults of the leading server and of etcd while a job runs: two seeds of each kind.
 
 `python -m tests.failover.run --runs 50` does more, and prints the table of docs/.
 """
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.engines]
 
 SEEDS = range(2)
 LEAD_SECONDS = 3.0  # the lease of 2 s and one more
-SLACK_SECONDS = 5.0  # for a machine with much to do
+SLACK_SECONDS = 5.0  # for a busy machine
 SERVED_SECONDS = {
     "kill the leading server": 8.0,
     "kill the etcd leader": 10.0,

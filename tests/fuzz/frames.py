@@ -1,8 +1,8 @@
-"""Frames for fuzzing: typed ones of random values, and mutations of any.
+"""Frames for fuzzing: valid ones with random values, and mutated ones.
 
-What is made here is repeatable from a seed. `Maker.value` reads the types of a body
-(msgspec.inspect) and makes a value that decodes, as odd as the type allows: this gives valid
-frames in wrong states, names full of control characters, and numbers at the edges.
+The same seed gives the same frames. `Maker.value` reads the types of a body (msgspec.inspect) and
+makes a value that decodes but is as unusual as the type allows: valid frames in wrong states, names
+with control characters, numbers at their limits.
 """
 
 import random
@@ -31,7 +31,10 @@ TEXTS = (
 NUMBERS = (0, 1, -1, 2, 7, 255, 65536, 2**31, 2**32, 2**63 - 1, -(2**63))
 REALS = (0.0, 1.0, -1.0, 0.001, 1e9, 1e300, float("inf"), float("nan"), 30.0)
 NODES = ("n0", "n1", "n2")
-HELLO = {"version": p.PROTOCOL_VERSION, "nonce": b"n" * p.NONCE_BYTES}  # else it gets nowhere
+HELLO = {
+    "version": p.PROTOCOL_VERSION,
+    "nonce": b"n" * p.NONCE_BYTES,
+}  # else it is refused
 CLIENT_BODIES = typing.get_args(wire.ClientBody)
 HANDSHAKE_BODIES = typing.get_args(wire.HandshakeBody)
 _encode = msgspec.msgpack.encode
@@ -41,7 +44,7 @@ class Maker:
     """Makes values of types.
 
     Args:
-        rng: where chance comes from.
+        rng: source of randomness.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -90,7 +93,7 @@ class Maker:
     def _field(self, field: types.Field) -> Any:
         made = self.value(field.type)
         if field.name in ("min_nodes", "max_nodes", "size", "local_world_size"):
-            return self.rng.choice((1, 1, 2, 3, made))  # else nearly nothing is let in
+            return self.rng.choice((1, 1, 2, 3, made))  # otherwise nearly everything is refused
         if field.name in HELLO and self.rng.random() < 0.9:
             return HELLO[field.name]
         if field.name.endswith("_seconds") and self.rng.random() < 0.7:
@@ -98,7 +101,7 @@ class Maker:
         return made
 
     def frame(self, usual: tuple[Any, ...] = CLIENT_BODIES) -> bytes:
-        """Return a frame as a client would send it, valid or broken, mostly of the usual kinds."""
+        """Return a frame of a client, valid or broken, mostly of the usual kinds."""
         kinds = usual if self.rng.random() < 0.9 else HANDSHAKE_BODIES
         data = p.frame(self.body(kinds))
         return data if self.rng.random() < 0.7 else self.broken(data)

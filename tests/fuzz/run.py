@@ -1,8 +1,8 @@
-"""Fuzzing for as long as one likes, with a report.
+"""Fuzzing for a given time, with a report.
 
     python -m tests.fuzz.run --seconds 3600 --seed 1 --report fuzz.json
 
-A failure is written to tests/fuzz/corpus as a file, to be kept: the tests replay all of them.
+A failure is written to tests/fuzz/corpus as a file; the tests replay all of these files.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from tests.fuzz.frames import Maker
 from tests.fuzz.targets import ServerTarget, decode, resident_bytes
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-MEMORY_BYTES = 4 << 30  # what it would take beyond that is found as a MemoryError
+MEMORY_BYTES = 4 << 30  # beyond this there is a MemoryError
 
 
 def corpus() -> list[bytes]:
-    """Return the kept inputs: bodies without their length."""
+    """Return the inputs of the corpus: bodies without their length."""
     return [path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))]
 
 
 def fuzz_decoders(seconds: float, seed: int, most: int = 10**12) -> dict[str, Any]:
-    """Decode broken and valid bodies for so long; raise what a decoder should not."""
+    """Decode broken and valid bodies for a time; raise unexpected errors."""
     rng = random.Random(seed)
     maker, pool = Maker(rng), corpus()
     begun, executions, decoded = time.monotonic(), 0, 0
@@ -58,7 +58,7 @@ def _kept(data: bytes) -> int:
 
 
 async def fuzz_server(seconds: float, seed: int, most: int = 10**12) -> dict[str, Any]:
-    """Attack a server for so long; raise what it should not."""
+    """Attack a server for a time; raise unexpected errors."""
     target = ServerTarget(random.Random(seed))
     begun, conversations = time.monotonic(), 0
     memory = 0
@@ -67,7 +67,7 @@ async def fuzz_server(seconds: float, seed: int, most: int = 10**12) -> dict[str
             await target.attack()
             conversations += 1
             if conversations == 2000:
-                memory = resident_bytes()  # what is kept on purpose is there by now
+                memory = resident_bytes()  # from here on, memory must not grow
     finally:
         target.end()
     return {
@@ -78,7 +78,7 @@ async def fuzz_server(seconds: float, seed: int, most: int = 10**12) -> dict[str
 
 
 def main() -> None:
-    """Fuzz both and write what came of it."""
+    """Fuzz decoders and server, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
     parser.add_argument("--executions", type=int, default=10**12, help="most for each target")

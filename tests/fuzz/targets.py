@@ -1,9 +1,9 @@
-"""What is fuzzed: the decoders, and a whole server without sockets.
+"""The targets of fuzzing: the decoders, and a whole server without sockets.
 
-Neither may raise anything but what is stated, nor grow. The server is the real one: its
-connections get a transport that keeps nothing, and a member that takes part all the time must
-be answered after every attack. Who owns a socket is answered by chance: yes, no, at once, or
-once the connection has said more, or is gone.
+They may raise only documented errors, and their memory may not grow. The server is the real one
+with a transport that keeps nothing, and a permanent member must get replies after every attack. The
+question who owns a socket is answered at random: yes or no, at once, later, or after the connection
+has ended.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _server_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 
 
 def decode(data: bytes) -> int:
-    """Decode bytes as everything that they could be; return how often that worked."""
+    """Decode bytes with every decoder; return how many succeeded."""
     worked = 0
     for decoder in (*_decoders, _server_decoder):
         try:
@@ -50,7 +50,7 @@ def decode(data: bytes) -> int:
 
 
 class NullTransport(asyncio.Transport):
-    """Takes what is written and keeps the last of it."""
+    """Keeps only the last bytes that are written."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.9", 9)})
@@ -77,7 +77,7 @@ class NullTransport(asyncio.Transport):
 
 
 class ChanceOwners:
-    """Stands in for the kernel, which knows nothing of these connections.
+    """Replaces the question to the kernel, which does not know these connections.
 
     Args:
         rng: where chance comes from.
@@ -94,14 +94,14 @@ class ChanceOwners:
             self._later.append(told)
 
     def tell(self) -> None:
-        """Answer what was asked before."""
+        """Answer the open questions."""
         later, self._later = self._later, []
         for told in later:
             told(self._rng.choice((os.geteuid(), None)))
 
 
 class ServerTarget:
-    """A server and a member, to be attacked one conversation after the other.
+    """A server and a member, attacked in one conversation after the other.
 
     Args:
         rng: where chance comes from.
@@ -132,7 +132,7 @@ class ServerTarget:
         return connection, transport
 
     async def attack(self) -> list[bytes]:
-        """Hold one conversation; return what was said."""
+        """Hold one conversation; return the frames that were sent."""
         rng, said = self._rng, []
         if rng.random() < 0.15:
             connection, _transport = self._connection()
@@ -150,7 +150,7 @@ class ServerTarget:
         return said
 
     async def say(self, connection: Connection, said: list[bytes]) -> None:
-        """Say frames in pieces of any size, end, and ask the member how it is."""
+        """Send frames in pieces of any size, disconnect, and check that the member gets replies."""
         data, start = b"".join(said), 0
         while start < len(data):
             size = self._rng.choice((1, 3, 100, len(data)))
@@ -166,7 +166,7 @@ class ServerTarget:
         self.check()
 
     def check(self) -> None:
-        """Raise AssertionError if the server is not as it should be."""
+        """Raise AssertionError if the server is in a wrong state."""
         for context in self.failures:
             error = context.get("exception")
             raise AssertionError(str(context["message"])) from error
@@ -190,6 +190,6 @@ class ServerTarget:
 
 
 def resident_bytes() -> int:
-    """Return this process's memory, after what is unused has been freed."""
+    """Return this process's memory after garbage collection."""
     gc.collect()
     return int(psutil.Process().memory_info().rss)

@@ -1,7 +1,7 @@
-"""A short run of the fuzzers, and the replay of what they have found before.
+"""A short run of the fuzzers, and a replay of what they found before.
 
-RALLYPOINT_FUZZ_SECONDS makes it longer (each target); `python -m tests.fuzz.run` writes a
-report (docs/security.md).
+RALLYPOINT_FUZZ_SECONDS makes it longer (per target); `python -m tests.fuzz.run` writes a report
+(docs/security.md).
 """
 
 import os

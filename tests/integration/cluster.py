@@ -1,7 +1,7 @@
-"""Real handlers on one server in this process: for rows that need many nodes or many runs.
+"""Real handlers on one server in this process, for cases with many nodes or many runs.
 
-`Cluster` has the server; a `Mini` is the least that an agent does: it asks for a round, notes
-the seat, and asks again when it is told to (a round opened, or a node waits).
+`Cluster` has the server. A `Mini` does the least that an agent does: it joins, records its seat,
+and joins again when a round opens or a node waits.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _run_ids = itertools.count()
 
 
 class Cluster:
-    """A server, and the handlers that were made for it; all end with the context."""
+    """A server and the handlers made for it; all end with the context."""
 
     def __init__(self) -> None:
         self.server: EmbeddedServer = start(LOOPBACK, 0, b"", False)
@@ -60,16 +60,16 @@ class Cluster:
         return handler
 
     def join(self, handler: DynamicRendezvousHandler) -> "Future[RendezvousInfo]":
-        """Ask for a round in a thread of its own."""
+        """Join in a new thread."""
         return self._threads.submit(handler.next_rendezvous)
 
     def join_all(self, *handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
-        """Ask for a round with all of them; return what they got."""
+        """Join with all handlers; return the results."""
         asked = [self.join(handler) for handler in handlers]
         return [future.result(LIMIT_SECONDS) for future in asked]
 
     def until(self, handler: DynamicRendezvousHandler, ready: Callable[[View], bool]) -> View:
-        """Wait until a handler was told what `ready` looks for."""
+        """Wait until `ready` accepts what a handler sees."""
         deadline, view = Deadline(LIMIT_SECONDS), handler.view()
         while not ready(view):
             assert not deadline.expired(), f"not told in {LIMIT_SECONDS:g} s; told: {view}"
@@ -77,14 +77,14 @@ class Cluster:
         return view
 
     def in_place(self, place: str, run_id: str = "") -> int:
-        """Return how many nodes are in a place of the run."""
+        """Return how many nodes of the run are in a place."""
         deadline = Deadline(LIMIT_SECONDS)
         run = run_id or self.run_id
         report = self.server.call(lambda server: server.run(run).report(), deadline)
         return sum(member.place == place for member in report.members)
 
     def wait_for(self, place: str, count: int) -> None:
-        """Wait until so many nodes are in a place of the run."""
+        """Wait until `count` nodes of the run are in a place."""
         deadline = Deadline(LIMIT_SECONDS)
         while (found := self.in_place(place)) != count:
             assert not deadline.expired(), f"{found} nodes are in {place!r}, not {count}"
@@ -105,7 +105,7 @@ class Cluster:
 
 
 class Mini(threading.Thread):
-    """A node that takes part until `stop`; `seats` are all that it got, in order."""
+    """A node that takes part until `stop`; `seats` are all its seats, in order."""
 
     def __init__(self, handler: DynamicRendezvousHandler) -> None:
         super().__init__(daemon=True)
@@ -138,7 +138,7 @@ class Mini(threading.Thread):
     def wait_for(
         self, ready: Callable[[Assignment], bool], limit: float = LIMIT_SECONDS
     ) -> Assignment:
-        """Wait for a seat that is as `ready` says."""
+        """Wait for a seat that `ready` accepts."""
 
         def look() -> bool:
             return self.error is not None or any(ready(seat) for seat in self.seats)
@@ -154,7 +154,7 @@ class Mini(threading.Thread):
         return self.wait_for(lambda seat: seat.size == size, limit)
 
     def stop(self) -> None:
-        """Take part no more, without leaving."""
+        """Stop taking part, without leaving."""
         self._over.set()
         self._wake.set()
         self.join(LIMIT_SECONDS)
@@ -163,7 +163,7 @@ class Mini(threading.Thread):
 
 
 def end(*nodes: Mini) -> None:
-    """Let nodes leave; first all stop, so that no one's leave makes another join again."""
+    """Make nodes leave; all stop first, so that no leave makes another node join again."""
     for node in nodes:
         node.stop()
     for node in nodes:

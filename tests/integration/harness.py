@@ -1,12 +1,11 @@
 """Rallypoint as its users start it: agents and servers as processes of their own.
 
-A `Fleet` starts processes, reads each one's stdout and stderr line by line as they come (with
-the time, and into log files), and ends all that is left. Nothing is polled for: `expect` is
-woken by the line that it waits for. Every wait has a limit, and its failure shows what the
-process said last.
+A `Fleet` starts processes, reads their stdout and stderr line by line (with the time, and into log
+files), and ends all that is left. Nothing polls: `expect` is woken by the line that it waits for.
+Every wait has a limit, and its failure shows the last output of the process.
 
-All that a fleet starts carries a mark in its environment, which workers, guards and servers
-inherit: so `left` sees whatever outlived its agent, and nothing else of this machine.
+All processes of a fleet carry a mark in their environment, which workers, reapers and servers
+inherit. So `left` finds every process that outlived its agent, and no other process.
 """
 
 import contextlib
@@ -33,10 +32,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LOOPBACK = "127.0.0.1"
 LIMIT_SECONDS = 20.0
 MARK = "TEST_FLEET"
-_PORTS = (10_000, 32_000)  # below what the kernel gives to outgoing connections
+_PORTS = (10_000, 32_000)  # below the ports of outgoing connections
 _SHOWN_LINES = 25
 
-# A worker that says where it is and works until a file is there.
+# A worker that prints its rank and works until a file exists.
 WORKER = """
 import os, pathlib, sys, time
 e = os.environ
@@ -50,7 +49,7 @@ while not stop.exists():
 
 
 class Line(NamedTuple):
-    """One line of a process: its place in the stream, when it came (monotonic), its text."""
+    """One line of output: its index in the stream, its time (monotonic), its text."""
 
     number: int
     at: float
@@ -92,7 +91,7 @@ class Stream:
 
 
 class Process:
-    """A process that was started, and what it says."""
+    """A process and its output."""
 
     def __init__(
         self, name: str, argv: Sequence[str], folder: Path, env: Mapping[str, str]
@@ -108,7 +107,7 @@ class Process:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # a Ctrl-C in the terminal of the tests is not theirs
+            start_new_session=True,  # a Ctrl-C in the terminal of the tests must not reach them
         )
         self._changed = threading.Condition()
         out, err = self._popen.stdout, self._popen.stderr
@@ -123,7 +122,7 @@ class Process:
         return self._popen.pid
 
     def expect(self, pattern: str, after: Line | None = None, limit: float = LIMIT_SECONDS) -> Line:
-        """Wait for a line of stdout that has the pattern, after another line if given."""
+        """Wait for a line of stdout that matches, after another line if given."""
         found: list[Line] = []
 
         def look() -> bool:
@@ -138,7 +137,7 @@ class Process:
         return found[0]
 
     def expect_error(self, pattern: str, times: int = 1, limit: float = LIMIT_SECONDS) -> None:
-        """Wait until so many lines of stderr have the pattern."""
+        """Wait until `count` lines of stderr match."""
 
         def look() -> bool:
             found = [line for line in self.err.lines if re.search(pattern, line.text)]
@@ -165,7 +164,7 @@ class Process:
         return code
 
     def finished(self, limit: float = LIMIT_SECONDS) -> None:
-        """Wait for a good end: exit code 0, and nothing on stderr."""
+        """Wait for a successful end: exit code 0, nothing on stderr."""
         code = self.wait(limit)
         assert (code, self.err.text) == (0, ""), self.shown()
 
@@ -176,17 +175,17 @@ class Process:
         return at
 
     def kill(self) -> float:
-        """End it as a crash does (kill -9); return when (monotonic)."""
+        """Kill it (SIGKILL); return when (monotonic)."""
         at = self.send(signal.SIGKILL)
         self._popen.wait(LIMIT_SECONDS)
         return at
 
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it still runs."""
         return self._popen.poll() is None
 
     def shown(self) -> str:
-        """What it is and said, for a failed assertion."""
+        """Return command and output, for a failed assertion."""
         parts = [f"--- {self.name} (pid {self.pid}, exit code {self._popen.poll()})"]
         for name, stream in (("stdout", self.out), ("stderr", self.err)):
             parts.append(f"{name}, last of {len(stream.lines)} lines:")
@@ -197,7 +196,7 @@ class Process:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """End it and its reading, whatever its state."""
+        """End it and the threads that read its output, whatever its state."""
         if self.is_running():
             self._popen.kill()
         self._popen.wait(LIMIT_SECONDS)
@@ -250,7 +249,7 @@ class Fleet:
         return self.start(name, python or sys.executable, "-m", "rallypoint", *argv, env=env)
 
     def agent(self, name: str, *argv: str, env: Mapping[str, str] | None = None) -> Process:
-        """Start an agent whose worker works until `stop_file` is there, or as `argv` says."""
+        """Start an agent with a worker that runs until `stop_file` exists, or with `argv`."""
         if not any(arg.endswith(".py") for arg in argv):
             argv = (*argv, "worker.py", str(self.stop_file))
         return self.rallypoint(name, "run", *argv, env=env)
@@ -262,7 +261,7 @@ class Fleet:
         return process, process.expect(r"^serving on ").text.split()[-1]
 
     def environment(self) -> dict[str, str]:
-        """The environment of all processes: ours, without settings of Rallypoint or torchrun."""
+        """Return our environment without settings of Rallypoint or torchrun."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -280,7 +279,7 @@ class Fleet:
         self.stop_file.touch()
 
     def left(self) -> list[psutil.Process]:
-        """Every process that this fleet, or what it started, has running."""
+        """Return all running processes that this fleet, or a process of it, has started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -290,7 +289,7 @@ class Fleet:
         return found
 
     def servers(self) -> list[psutil.Process]:
-        """The server processes among `left` that agents have started."""
+        """Return the server processes among `left` that agents have started."""
         return [process for process in self.left() if "--until-empty" in _cmdline(process)]
 
     def all_gone(self, limit: float = LIMIT_SECONDS) -> None:
@@ -308,7 +307,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port that is free now, and that no outgoing connection will be given."""
+    """Return a free port, outside the range of outgoing connections."""
     for _ in range(100):
         port = random.randrange(*_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -332,7 +331,7 @@ def outer_address() -> str | None:
 
 
 class Proxy:
-    """A TCP proxy whose cable can be pulled: bytes stop, connections stay as they are."""
+    """A TCP proxy that can be paused: bytes stop, connections stay open."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -374,13 +373,13 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> float:
-        """Pull the cable; return when (monotonic)."""
+        """Stop forwarding; return when (monotonic)."""
         at = time.monotonic()
         self._flows.clear()
         return at
 
     def mend(self) -> None:
-        """Put the cable back."""
+        """Forward again."""
         self._flows.set()
 
     def reset(self) -> None:

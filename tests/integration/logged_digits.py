@@ -1,7 +1,7 @@
-"""The digits example, with a log of what was computed: logged_digits.py FOLDER OPTIONS...
+"""The digits example with a log of the computed steps: logged_digits.py FOLDER OPTIONS...
 
-Each step that rank 0 has computed is one line of FOLDER/log: round, epoch, start of the batch.
-It takes its time until FOLDER/fast is there, and more of it when it comes near its end.
+Each step of rank 0 is one line of FOLDER/log: round, epoch, start of the batch. Steps are slow
+until FOLDER/fast exists, and slower near the end.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""case-G4: nodes come and go, and the workers save first; nothing is computed twice."""
+"""case-G4: nodes come and go, workers save first, and no step is computed twice."""
 
 import os
 import re
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 EPOCHS = 40
 BATCHES = 12  # steps of an epoch
 
-# A worker that asks at each step whether to save, and says what it did.
+# A worker that asks at each step whether to save, and prints what it did.
 ASKING = """
 import pathlib, sys, time
 from rallypoint import worker
@@ -36,7 +36,7 @@ while not stop.exists():
     time.sleep(0.01)
 """
 
-# A worker that knows nothing of steps: it is called by a signal, and looks.
+# A worker without steps: a signal tells it to look.
 CALLED = """
 import pathlib, signal, sys, threading
 from rallypoint import worker
@@ -63,7 +63,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 class Step(NamedTuple):
-    """A step that was computed: in which round, and its number from the beginning."""
+    """A computed step: its round, and its number from the start of the run."""
 
     round: int
     number: int
@@ -126,7 +126,7 @@ def works(live: list[Process], seats: dict[str, Line]) -> None:
 
 
 def check_steps(fleet: Fleet, last: Process) -> None:
-    """At a scale-up the next step is the next one; a loss costs what was not saved."""
+    """At a scale-up no step is repeated; a loss repeats the steps that were not saved."""
     said = "\n".join(agent.out.text for agent in fleet.processes)
     scale_ups = {int(n) for n in re.findall(r"waits?; all workers have saved at step (\d+)", said)}
     assert len(scale_ups) == 4

@@ -1,7 +1,7 @@
-"""Each call takes effect exactly once, however often the connections are cut.
+"""Each call takes effect exactly once, however often connections are closed.
 
-Eight clients, each a process, count on one server, each through a proxy of its own that resets
-its connections a hundred times while calls are under way; meanwhile a call waits in each.
+Eight client processes count on one server, each through a proxy that resets its connections a
+hundred times during calls; meanwhile another call waits in each client.
 
     RALLYPOINT_FULL=1 pytest -s tests/integration/test_disconnects.py      # 100,000 times each
 """
@@ -59,7 +59,7 @@ def test_every_add_counts_once_and_waits_continue(fleet: Fleet) -> None:
         client.expect("^waited until now$")
         assert client.wait() == 0, client.shown()
     sums = [each[0] for n in range(CLIENTS) for each in _SUM.iter_unpack(_read(fleet, n))]
-    assert sorted(sums) == list(range(1, CLIENTS * ADDS + 1))  # no answer came twice
+    assert sorted(sums) == list(range(1, CLIENTS * ADDS + 1))  # each reply came once
     print(
         f"figures: {CLIENTS} clients, {ADDS} adds and {CUTS} cuts each: {len(sums)} in {took:.0f} s"
     )
@@ -70,7 +70,7 @@ def _read(fleet: Fleet, number: int) -> bytes:
 
 
 def count(port: int, adds: int, number: int, folder: Path) -> None:
-    """Be one client."""
+    """Run one client."""
     dice = random.Random(number)
     due, cuts = threading.Semaphore(0), 0
     with Proxy(LOOPBACK, port) as proxy, ThreadPoolExecutor(2) as threads:
@@ -79,8 +79,8 @@ def count(port: int, adds: int, number: int, folder: Path) -> None:
         def cut() -> int:
             for _ in range(CUTS):
                 due.acquire()
-                time.sleep(dice.uniform(0.0, 0.001))  # a call is under way, no matter how far
-                while not proxy.cut():  # it was just connecting
+                time.sleep(dice.uniform(0.0, 0.001))  # a call is in progress
+                while not proxy.cut():  # it was connecting
                     time.sleep(0.001)
             return CUTS
 

@@ -1,6 +1,6 @@
-"""A durable server under its clients: killed, started again, its connections cut.
+"""A durable server with clients: it is killed, restarted and disconnected.
 
-RALLYPOINT_NIGHTLY runs the whole count: 8 clients that add 100,000 times each.
+RALLYPOINT_NIGHTLY runs the full count: 8 clients that add 100,000 times each.
 """
 
 import os
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 3000.0 if LONG else 90.0
 
 
 class Place:
-    """A server's address and directory; the server there is killed and started again."""
+    """A server that is killed and started again, at the same address and directory."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.where = endpoint()

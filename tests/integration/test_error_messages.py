@@ -1,4 +1,4 @@
-"""Every public error, provoked for real: it says what, where, how long, who, and what to change."""
+"""Every public error, raised by a real cause, says what, where, how long, who, and the fix."""
 
 import os
 import re
@@ -106,7 +106,7 @@ def in_use(_cluster: Cluster) -> None:
 
 
 def no_room(_cluster: Cluster) -> None:
-    """The limit is SQLite's own; a full disk is in tests/server/journal/test_sqlite.py."""
+    """SQLite's own limit; for a full disk see tests/server/journal/test_sqlite.py."""
     with journal() as kept:
         kept.open(Deadline(5))
         assert kept._database is not None
@@ -125,7 +125,7 @@ def damaged(_cluster: Cluster) -> None:
         kept.open(Deadline(5))
 
 
-# class -> what provokes it, and what its words must hold
+# class -> what raises it, and patterns that its message must match
 WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple[str, ...]]] = {
     errors.ParameterError: (parameter, ("min_nodes", "max_nodes", "3", "2")),
     errors.RendezvousClosedError: (
@@ -175,7 +175,7 @@ WORDS: dict[type[errors.RallypointError], tuple[Callable[[Cluster], None], tuple
     errors.StoreLimitError: (too_long, ("key", r"100000|100,000", "limit")),
 }  # fmt: skip
 ABSTRACT = {errors.RallypointError, errors.RendezvousError, errors.StoreError}
-ELSEWHERE: dict[str, str] = {}  # class -> the test that provokes it
+ELSEWHERE: dict[str, str] = {}  # class -> the test that raises it
 
 
 def test_every_public_error_is_in_the_module() -> None:

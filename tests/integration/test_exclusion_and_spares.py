@@ -1,4 +1,4 @@
-"""Real agents, and what people have to say: nodes kept out, let in, and spares that take over."""
+"""Operators exclude and admit nodes of real agents, and spares take over."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 LIMIT_SECONDS = 40.0
 
-# A worker that fails in its first moments on one slot, and works elsewhere until it may end.
+# A worker that fails at once on one slot, and elsewhere works until it may end.
 FAILING = """
 import os, pathlib, sys, time
 if os.environ["BAD"]:
@@ -53,7 +53,7 @@ def test_spare_replaces_a_lost_node_and_unused_spare_ends(fleet: Fleet) -> None:
     late.expect("spare|2 nodes wanted")
     fleet.release()
     for process in (one, spare, late):
-        process.finished(LIMIT_SECONDS)  # the one that was never needed, too: exit code 0
+        process.finished(LIMIT_SECONDS)  # also the spare that was never needed: exit code 0
     assert "rank" not in late.out.text
 
 

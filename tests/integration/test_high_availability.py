@@ -1,4 +1,4 @@
-"""`rallypoint serve --state` on real engines: what goes wrong with them, and what is said."""
+"""`rallypoint serve --state` on real databases: failures of the database, and the messages."""
 
 import contextlib
 import signal

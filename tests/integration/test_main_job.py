@@ -1,4 +1,4 @@
-"""The main job: nodes meet, train on real data, lose one, go on, take one in, finish."""
+"""The main job: nodes meet, train on real data, lose one, admit one, and finish."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def digits(fleet: Fleet, name: str, *options: str) -> Process:
-    """Start an agent of the job, 2 to 4 nodes, at a pace that leaves time to lose one."""
+    """Start an agent of the job, 2 to 4 nodes, slow enough to lose one during training."""
     script = str(EXAMPLES / "train_digits.py")
     training = (f"--epochs={EPOCHS}", "--step-delay=0.02", f"--checkpoint={fleet.folder}/ckpt")
     return fleet.rallypoint(

@@ -1,8 +1,7 @@
-"""The shell blocks of README and the quick start do what the pages say.
+"""The shell blocks of README and the quick start work as the pages say.
 
-The quick start is one script, run as it stands but for the ports and the installing. README
-is for reading: each of its blocks has an entry here that says how it is tried; a block that
-has none fails.
+The quick start is one script, run as it is except for ports and installation. Each block of README
+has an entry here that says how it is tested; a block without one fails.
 """
 
 import os
@@ -29,14 +28,14 @@ def fenced(page: Path, language: str) -> list[str]:
 
 
 def indented(page: Path) -> list[str]:
-    """Return the blocks that stand four spaces in, outside of fences."""
+    """Return the blocks that are indented by four spaces, outside of fences."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
     found = re.findall(r"\n\n((?:    .*(?:\n|$)|\n(?=    ))+)", text)
     return [re.sub(r"^    ", "", block, flags=re.M).strip("\n") for block in found]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return one in which `rallypoint` is this interpreter's, and `python` too."""
+    """Return an environment in which `rallypoint` and `python` are this interpreter's."""
     shim = folder / "bin"
     shim.mkdir()
     for name, what in (("rallypoint", "-m rallypoint"), ("python", "")):
@@ -47,7 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def shell(script: str, folder: Path, env: dict[str, str]) -> str:
-    """Run a script in a process group of its own, and end all that it leaves."""
+    """Run a script in a new process group, and end all processes that it leaves."""
     out = folder / "out.txt"
     with (
         out.open("wb") as sink,
@@ -70,7 +69,7 @@ def shell(script: str, folder: Path, env: dict[str, str]) -> str:
 
 
 def end_group(group: int) -> None:
-    """End what is left of a process group."""
+    """End a process group."""
     for number in (15, 9):
         try:
             os.killpg(group, number)
@@ -84,7 +83,7 @@ def test_the_quick_start_does_what_it_says(tmp_path: Path) -> None:
     script = re.sub(r"^pip install .*$", "", script, flags=re.M)
     for port in ("29400", "29480"):
         script = script.replace(port, str(free_port(LOOPBACK)))
-    # a server in the background is there a moment later; a person types more slowly
+    # a background server needs a moment; a person types more slowly
     script = re.sub(r"(rallypoint serve .*&)", r"\1\nsleep 2", script)
     said = shell(script, tmp_path, environment(tmp_path))
     assert said.startswith("rallypoint ")
@@ -103,17 +102,17 @@ Try = Callable[[str, Path], None]
 
 
 def only_shown(_block: str, _folder: Path) -> None:
-    """What a command prints; the test of the command looks at it."""
+    """A command that only prints; its own test checks the output."""
 
 
 def made(block: str, _folder: Path) -> None:
-    """Targets of the Makefile: what they would do is known to make."""
+    """Targets of the Makefile: make knows what they do (--dry-run)."""
     for target in re.findall(r"^make ([\w-]+)", block, re.M):
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
 
 
 def both_machines(block: str, folder: Path) -> None:
-    """Both commands, side by side on this one."""
+    """Both commands, side by side on this machine."""
     script = block.replace("first:29400", f"{LOOPBACK}:{free_port(LOOPBACK)}")
     script = re.sub(r"^(\w+\$)\s+(.*)$", r"\2 --epochs 1 &", script, flags=re.M)
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -122,14 +121,14 @@ def both_machines(block: str, folder: Path) -> None:
 
 
 def explained(block: str, folder: Path) -> None:
-    """Torch is not here: that the options are right is seen without it."""
+    """Without torch: only the options are checked."""
     (folder / "examples").symlink_to(ROOT / "examples")
     script = block.replace("rallypoint run", "rallypoint run --explain", 1)
     assert "nproc_per_node" in shell(script, folder, environment(folder))
 
 
 def looked_at(block: str, folder: Path) -> None:
-    """Both questions, to a server of this machine that has such a run."""
+    """Both commands, with a server on this machine that has such a run."""
     port = free_port(LOOPBACK)
     script = block.replace("first:29400", f"{LOOPBACK}:{port}").replace(" --watch", "")
     node = f"rallypoint run --nnodes 1 --endpoint {LOOPBACK}:{port} --run-id digits --no-python"
@@ -138,7 +137,7 @@ def looked_at(block: str, folder: Path) -> None:
     assert "peers" in said
 
 
-README: dict[str, Try] = {  # how a block begins -> how it is tried
+README: dict[str, Try] = {  # how a block begins -> how it is tested
     "make demo": made,
     "rounds\n": only_shown,
     "first$  rallypoint run": both_machines,

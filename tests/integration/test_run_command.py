@@ -1,4 +1,4 @@
-"""What a user does with `rallypoint run` besides the main job: failures, output, Ctrl-C."""
+"""`rallypoint run` besides the main job: failures, output, Ctrl-C."""
 
 import os
 import re
@@ -43,7 +43,7 @@ for i in range(20_000):
         sys.stderr.write(line)
 """
 
-# As gloo does: it fails as soon as the connection to its peer breaks.
+# Like gloo, it fails as soon as the connection to its peer breaks.
 PAIRED = """
 import os, socket, time
 port, world = int(os.environ["MASTER_PORT"]), os.environ["WORLD_SIZE"]
@@ -207,7 +207,7 @@ def test_server_starts_once_its_port_becomes_free(fleet: Fleet) -> None:
         where = f"127.0.0.1:{former.getsockname()[1]}"
         options = ["--nnodes=2", f"--endpoint={where}", "--run-id=later", "--join-timeout=30"]
         agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
-        for _ in agents:  # both have found the port taken, and have connected to a stranger
+        for _ in agents:  # both found the port used, and connected to another program
             former.accept()[0].close()
     for agent in agents:
         agent.round(2)

@@ -1,4 +1,4 @@
-"""How an agent looks after its node and its workers, seen from outside: `rallypoint run ...`."""
+"""How an agent supervises its node and its workers, seen from outside: `rallypoint run ...`."""
 
 import http.client
 import json
@@ -104,7 +104,7 @@ def test_running_health_check_ends_with_its_agent(fleet: Fleet, number: signal.S
     until(lambda: (fleet.folder / "up").exists())
     agent.send(number)
     assert agent.wait() == (143 if number == signal.SIGTERM else -number)
-    fleet.all_gone()  # the server that nobody came to, too
+    fleet.all_gone()  # also the server that nobody joined
 
 
 def until(true: Any) -> None:
@@ -173,7 +173,7 @@ def test_progress_on_a_terminal_updates_one_line(fleet: Fleet) -> None:
     while select.select([near], [], [], 5.0)[0]:
         try:
             seen += os.read(near, 4096)
-        except OSError:  # what Linux says once nobody holds the other end
+        except OSError:  # Linux's error once the other end is closed
             break
     os.close(near)
     shown = seen.decode().split(CLEAR_LINE)

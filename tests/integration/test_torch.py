@@ -1,8 +1,7 @@
 """The torch example, with real torch and gloo: one agent with two workers, and two agents.
 
-Needs an environment that has torch beside rallypoint; RALLYPOINT_TORCH_PYTHON names its
-interpreter (this one, if it has torch itself). Selected by `-m torch`; .ci/run runs it beside
-tests/integrations, in their environment.
+Needs an environment with torch and rallypoint; RALLYPOINT_TORCH_PYTHON names its interpreter
+(default: this one). Selected by `-m torch`; .ci/run runs it with tests/integrations.
 """
 
 import os
@@ -68,14 +67,14 @@ def test_two_agents_lose_one_in_training_and_admit_another(fleet: Fleet) -> None
     leader = next(i for i, seat in enumerate(seats) if "rank 0" in seat.text)
     agents[leader].expect("world size 2  epoch", limit=LIMIT_SECONDS)
     victim, first = agents[leader], agents[1 - leader]
-    victim.kill()  # gloo's error reaches the other's worker before anything else does
+    victim.kill()  # the other worker sees gloo's error first
     one = first.round(1, seats[1 - leader])
     another = ddp(fleet, "another", *options, epochs=epochs)
     another.round(2, limit=LIMIT_SECONDS)
     first.round(2, one)
     assert [agent.wait(LIMIT_SECONDS) for agent in (first, another)] == [0, 0]
     trained(f"{first.out.text}\n{another.out.text}", 2, epochs)
-    assert "rallypoint:" not in first.err.text  # its worker's words alone
+    assert "rallypoint:" not in first.err.text  # only its worker's output
     assert another.err.text == ""
 
 
