@@ -8,6 +8,7 @@ import pytest
 from tests.server.fakes import FakeLoop
 
 from rallypoint.net import protocol as p
+from rallypoint.server.options import Options
 from rallypoint.server.store_host import StoreHost
 
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure)
@@ -28,12 +29,12 @@ class Peer:
 
 
 class Desk:
-    """A space with one client."""
+    """A store with one client."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.loop = FakeLoop()
         loop = cast(asyncio.AbstractEventLoop, self.loop)
-        self.store = StoreHost(loop, limits.pop("limit_bytes", 1 << 20), **limits)
+        self.store = StoreHost(loop, Options(**{"store_limit": 1 << 20} | limits))
         self.peer = Peer()
         assert not self.store.attach(b"c", self.peer)
 
@@ -56,7 +57,7 @@ def test_a_call_sent_again_takes_effect_once() -> None:
     assert desk.store.calls == 2
 
 
-def test_a_space_that_is_made_anew_gives_no_record_again() -> None:
+def test_two_stores_never_number_records_alike() -> None:
     assert Desk().store.record(b"c") != Desk().store.record(b"c")
 
 
@@ -120,7 +121,7 @@ def test_no_timeout_is_too_strange(timeout: float) -> None:
 
 
 def test_failures_have_codes() -> None:
-    desk = Desk(limit_bytes=1000)
+    desk = Desk(store_limit=1000)
     desk.call(1, p.Set("word", b"x"))
     (value,) = desk.call(2, p.Add("word", 1))
     (limit,) = desk.call(3, p.Set("big", b"x" * 2000))

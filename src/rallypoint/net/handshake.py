@@ -201,6 +201,7 @@ Reply = p.Challenge | p.Goodbye | NeedsPeerCredentials | Done
 """Challenge: to be sent. Goodbye: to be sent, and the connection closed."""
 
 
+@dataclass(slots=True, eq=False)
 class ServerHandshake:
     """The server's side on one connection. Carry out each `Reply`, in order.
 
@@ -214,40 +215,17 @@ class ServerHandshake:
         binding: hash of the server's certificate, b"" without TLS.
     """
 
-    __slots__ = (
-        "_asks_peer",
-        "_binding",
-        "_decoy",
-        "_early",
-        "_greeted",
-        "_hello",
-        "_nonce",
-        "_peer",
-        "_rights",
-        "_run_name_limit",
-        "_secret",
-    )
-
-    def __init__(
-        self,
-        peer: str,
-        nonce: bytes,
-        decoy: bytes,
-        run_name_limit: int,
-        asks_peer: bool = False,
-        binding: bytes = b"",
-    ) -> None:
-        self._peer = peer
-        self._nonce = nonce
-        self._decoy = decoy
-        self._run_name_limit = run_name_limit
-        self._asks_peer = asks_peer
-        self._binding = binding
-        self._greeted: p.Hello | None = None
-        self._early: p.Proof | None = None  # came before it was known whose process it is
-        self._hello: p.Hello | None = None  # once challenged
-        self._secret = b""
-        self._rights = EVERYTHING
+    peer: str
+    nonce: bytes
+    decoy: bytes
+    run_name_limit: int
+    asks_peer: bool = False
+    binding: bytes = b""
+    _greeted: p.Hello | None = None
+    _early: p.Proof | None = None  # came before it was known whose process it is
+    _hello: p.Hello | None = None  # once challenged
+    _secret: bytes = b""
+    _rights: Rights = EVERYTHING
 
     def take(self, body: p.Hello | p.Proof, keyring: Keyring) -> list[Reply]:
         """Take a message of the client.
@@ -297,29 +275,29 @@ class ServerHandshake:
                     "rallypoint",
                 )
             ]
-        if problem := p.run_problem(hello.run, self._run_name_limit):
+        if problem := p.run_problem(hello.run, self.run_name_limit):
             return [p.Goodbye(p.GOODBYE_PROTOCOL, problem)]
         self._greeted = hello
-        return [NeedsPeerCredentials() if self._asks_peer else self._challenge(hello, keyring)]
+        return [NeedsPeerCredentials() if self.asks_peer else self._challenge(hello, keyring)]
 
     def _challenge(self, hello: p.Hello, keyring: Keyring) -> p.Challenge:
         self._hello = hello
         if keyring:
             known = keyring.find(hello.key, hello.run, hello.worker)
-            self._secret, self._rights = known or (self._decoy, EVERYTHING)
-        return p.Challenge(p.PROTOCOL_VERSION, self._nonce, self._proof(b"server", hello))
+            self._secret, self._rights = known or (self.decoy, EVERYTHING)
+        return p.Challenge(p.PROTOCOL_VERSION, self.nonce, self._proof(b"server", hello))
 
     def _proof(self, role: bytes, hello: p.Hello) -> bytes:
         if not self._secret:
             return b""
-        return p.proof(self._secret, role, hello, self._nonce, self._binding)
+        return p.proof(self._secret, role, hello, self.nonce, self.binding)
 
     def _check(self, hello: p.Hello, proof: p.Proof) -> p.Goodbye | Done:
         rights = self._rights
         wanted = self._proof(b"client", hello) if self._secret else proof.proof
         if not hmac.compare_digest(wanted, proof.proof):
             shown = "a token that is not this server's" if proof.proof else "no token"
-            text = f"{self._peer} has {shown}; give all nodes the same one"
+            text = f"{self.peer} has {shown}; give all nodes the same one"
             return p.Goodbye(p.GOODBYE_TOKEN, text)
         if not rights.reaches(hello.run):
             text = f"{rights.who} is for run {rights.run!r}, not for {hello.run!r}"

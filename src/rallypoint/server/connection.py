@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -61,10 +61,7 @@ class Host(Protocol):
     requests: int
     bytes_in: int
     bytes_out: int
-
-    @property
-    def runs(self) -> Mapping[str, RunHost]:
-        """The runs by name."""
+    runs: dict[str, RunHost]
 
     def opened(self, connection: "Connection") -> None:
         """Count a new connection, and close it or an older one at a limit."""

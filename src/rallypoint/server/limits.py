@@ -173,15 +173,13 @@ class RateLimit:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class _Arrival:
     """A message that has room: its length; how much was there at the last look, and when."""
 
-    __slots__ = ("length", "looked_at", "there")
-
-    def __init__(self, length: int, now: float) -> None:
-        self.length = length
-        self.there = 0
-        self.looked_at = now
+    length: int
+    looked_at: float
+    there: int = 0
 
 
 class ReceiveBudget(Generic[C]):

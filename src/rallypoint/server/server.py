@@ -159,7 +159,6 @@ class Server:
             self.persistence.close()
 
     def fence(self, error: BaseException) -> None:
-        """End at once, and answer nobody any more: this server may not speak for its runs."""
         if self._failure is None:
             self._failure = error
         for connection in list(self.connections):
@@ -181,7 +180,6 @@ class Server:
     # -- what connections need ------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
-        """A connection has been accepted."""
         others = len(self.connections)
         self.connections.add(connection)
         address, now = connection.address, connection.heard_at
@@ -192,12 +190,10 @@ class Server:
             connection.close(p.Goodbye(p.GOODBYE_SHUTDOWN, "the server is shutting down"))
 
     def proved(self, connection: Connection) -> None:
-        """Its handshake is done."""
         self.connection_limits.proved(connection)
         self._had_clients = True
 
     def closed(self, connection: Connection) -> None:
-        """It is closed."""
         self.connections.discard(connection)
         self.connection_limits.leave(connection, connection.address)
         if not self.connections:
@@ -211,7 +207,6 @@ class Server:
             self.on_empty()
 
     def run(self, run_id: str) -> RunHost:
-        """Return the run, made when first asked for."""
         run = self.runs.get(run_id)
         if run is None:
             run = self.runs[run_id] = self.make_run(
@@ -247,14 +242,12 @@ class Server:
         self._notify_watchers(run_id)
 
     def report(self, run_id: str, brief: bool = False) -> Report:
-        """Return what a run is doing; one that nobody has joined is not made by asking."""
         run = self.runs.get(run_id)
         if run is None:
             return report_of(State(run_id), f"the server at {self.where}")
         return run.brief() if brief else run.report()
 
     def status(self) -> ServerStatus:
-        """Return how this server is, and its newest runs, open ones first."""
         now = self.loop.time()
         shown = newest_runs(self.runs.values(), RUNS_SHOWN)
         persistence = self.persistence
@@ -282,25 +275,13 @@ class Server:
         )
 
     def store(self, run_id: str) -> StoreHost | None:
-        """Return the run's store, made when first asked for; None: there are too many."""
         store = self.stores.get(run_id)
         if store is None and len(self.stores) < self.options.runs_limit:
             return self.new_store(run_id)
         return store
 
     def new_store(self, run_id: str) -> StoreHost:
-        """Make a run's store."""
-        options = self.options
-        store = self.stores[run_id] = StoreHost(
-            self.loop,
-            options.store_limit,
-            options.frame_limit,
-            epoch=self.epoch,
-            waiters_limit=options.waiters_limit,
-            results_limit=options.results_limit,
-            limit_keys=options.keys_limit,
-            key_bytes=options.key_limit,
-        )
+        store = self.stores[run_id] = StoreHost(self.loop, self.options, self.epoch)
         store.on_fault = partial(self._store_failed, run_id)
         if self.persistence is not None:
             self.persistence.keep_store(run_id, store)

@@ -16,12 +16,13 @@ number.
 import asyncio
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from rallypoint.errors import StoreError, StoreLimitError, StoreTimeoutError, StoreValueError
 from rallypoint.net import protocol as p
-from rallypoint.rendezvous import defaults
 from rallypoint.server.fault import OnFault, guarded
+from rallypoint.server.options import Options
 from rallypoint.server.timer_queue import TimerQueue
 from rallypoint.store.keyspace import PARKED, Keyspace
 from rallypoint.store.table import ENTRY_BYTES
@@ -60,6 +61,7 @@ class StoreChanges(Protocol):
         """Keys or clients have changed."""
 
 
+@dataclass(slots=True, eq=False)
 class ClientRecord:
     """What a store keeps of one client object, across its connections.
 
@@ -68,26 +70,14 @@ class ClientRecord:
         record: its number among the records of that server.
     """
 
-    __slots__ = (
-        "away_since",
-        "connection",
-        "newest",
-        "parked",
-        "record",
-        "result_bytes",
-        "results",
-        "since",
-    )
-
-    def __init__(self, since: int, record: int) -> None:
-        self.since = since
-        self.record = record
-        self.connection: ClientConnection | None = None
-        self.results: dict[int, bytes] = {}
-        self.result_bytes = 0
-        self.newest = 0
-        self.parked: dict[int, p.StoreRequest] = {}
-        self.away_since: float | None = None
+    since: int
+    record: int
+    connection: ClientConnection | None = None
+    results: dict[int, bytes] = field(default_factory=dict)
+    result_bytes: int = 0
+    newest: int = 0
+    parked: dict[int, p.StoreRequest] = field(default_factory=dict)
+    away_since: float | None = None
 
     def keep(self, call_id: int, data: bytes) -> None:
         """Keep an answer until it is acknowledged."""
@@ -118,32 +108,20 @@ class StoreHost:
 
     Args:
         loop: its timers.
-        limit_bytes: most bytes of the keyspace, and of the keys that waiting calls name.
-        frame_limit: longest answer.
+        options: the limits of the server.
         epoch: the server's.
-        waiters_limit: most calls that wait.
-        results_limit: most bytes of answers kept for one client.
-        **limits: see `Keyspace`.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limit_bytes: int,
-        frame_limit: int = p.FRAME_LIMIT,
-        *,
-        epoch: int = 0,
-        waiters_limit: int = int(defaults.value("waiters_limit")),
-        results_limit: int = int(defaults.value("results_limit")),
-        **limits: int,
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, epoch: int = 0) -> None:
         self._loop = loop
-        self._frame_limit = frame_limit
-        self._limit_bytes = limit_bytes
-        self._waiters_limit = waiters_limit
-        self._results_limit = results_limit
-        self._named_bytes = 0
-        self.keys = Keyspace(limit_bytes, **limits)
+        self._options = options
+        self._results_limit = options.results_limit
+        self._frame_limit = options.frame_limit
+        self._epoch = epoch
+        self._named_bytes = 0  # of the keys that waiting calls name
+        self.keys = Keyspace(
+            options.store_limit, limit_keys=options.keys_limit, key_bytes=options.key_limit
+        )
         self._deadlines = TimerQueue[tuple[bytes, int]](loop, self._expire)
         self.clients: dict[bytes, ClientRecord] = {}
         self._away: OrderedDict[bytes, None] = OrderedDict()
@@ -151,7 +129,6 @@ class StoreHost:
         self.broken = ""  # why it answers no call any more
         self.on_fault: OnFault | None = None
         self.changes: StoreChanges | None = None
-        self._epoch = epoch
 
     def connection_of(self, client_id: bytes) -> ClientConnection | None:
         """Return the present connection of a client, None if it has none."""
@@ -286,16 +263,18 @@ class StoreHost:
             )
         if not isinstance(request, _WAITING) or not request.timeout > 0:
             return
-        if self.keys.parked >= self._waiters_limit:
+        options = self._options
+        if self.keys.parked >= options.waiters_limit:
             raise StoreLimitError(
-                f"the store has its limit of {self._waiters_limit} waiting calls (waiters_limit)"
+                f"the store has its limit of {options.waiters_limit} waiting calls (waiters_limit)"
             )
         if (
             isinstance(request, _NAMES_KEYS)
-            and self._named_bytes + _named_bytes(request) > self._limit_bytes
+            and self._named_bytes + _named_bytes(request) > options.store_limit
         ):
             raise StoreLimitError(
-                f"the waiting calls name more than {self._limit_bytes} bytes of keys (store_limit)"
+                f"the waiting calls name more than {options.store_limit} bytes of keys "
+                "(store_limit)"
             )
 
     def _park(

@@ -1,22 +1,23 @@
 """TLS for the server: files that are reloaded, and the layer between socket and connection.
 
 `TLSLayer` is the protocol of the raw transport and the transport of a `Connection`, so a
-connection is the same with TLS and without. It is counted by the gate from the moment that
-it is accepted: a TLS handshake that goes nowhere is under the same limits and deadline as any
-other. A client that does not speak TLS is told so in plain words.
+connection works the same with TLS and without. It counts from the moment it is accepted: a TLS
+handshake that goes nowhere is under the same limits and deadline as any other. A client that
+does not speak TLS gets a plain goodbye that says so.
 """
 
 import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rallypoint.errors import ParameterError
 from rallypoint.net import protocol as p
 from rallypoint.net.certificate import ends
 from rallypoint.net.tls import TLS, stamp, unusable
 from rallypoint.net.tls_socket import binding
+from rallypoint.server.connection import Connection
 
 logger = logging.getLogger("rallypoint.server")
 
@@ -26,7 +27,7 @@ _PEM_END = "-----END CERTIFICATE-----"
 
 
 class ServerTLS:
-    """The context of new connections; made anew when a file has changed.
+    """The TLS context of new connections; replaced when a file has changed.
 
     Args:
         files: see `TLS`.
@@ -43,7 +44,7 @@ class ServerTLS:
         return stamp(self._files.ca, self._files.cert, self._files.key)
 
     def reload(self) -> None:
-        """Read the files again if they have changed; unusable ones change nothing yet."""
+        """Read the files again if they have changed; ignore them while they are unusable."""
         found = self._now()
         if found == self._stamp:
             return
@@ -59,7 +60,7 @@ class ServerTLS:
 def _load(files: TLS) -> tuple[ssl.SSLContext, bytes]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # a resumed session would be let in by files that are gone
+    context.num_tickets = 0  # a resumed session would be accepted after its files are gone
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(files.cert, files.key or None, password="")
@@ -88,31 +89,6 @@ def _unusable(files: TLS, error: OSError) -> ParameterError:
     return unusable(files, error)
 
 
-class PlainConnection(Protocol):
-    """The connection inside: an `asyncio.Protocol` for the decrypted bytes."""
-
-    peer: str
-    binding: bytes
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-
-    def data_received(self, data: bytes) -> None:
-        """Take bytes."""
-
-    def pause_writing(self) -> None:
-        """The client does not read."""
-
-    def resume_writing(self) -> None:
-        """The client reads again."""
-
-    def close(self, goodbye: p.Goodbye) -> None:
-        """Close it and say why."""
-
-
 class TLSLayer(asyncio.Protocol):
     """TLS over one accepted connection.
 
@@ -121,7 +97,7 @@ class TLSLayer(asyncio.Protocol):
         connection: gets the decrypted bytes, and has this layer as its transport.
     """
 
-    def __init__(self, tls: ServerTLS, connection: PlainConnection) -> None:
+    def __init__(self, tls: ServerTLS, connection: Connection) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = tls.context.wrap_bio(self._in, self._out, server_side=True)
         self._connection = connection
@@ -150,16 +126,16 @@ class TLSLayer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Shake hands, then decrypt."""
         if self._is_plain or self._has_ended:
-            return  # read and let go, so that our last words are not lost in a reset
+            return  # read on, so that no reset loses our last words
         self._in.write(data)
         try:
             if not self._is_open and not self._shake(data):
                 return
-            while self._in.pending or self._tls.pending():  # asking for more is an exception
+            while self._in.pending or self._tls.pending():  # else `read` raises, which is slow
                 piece = self._tls.read(READ_BYTES)
                 if not piece:
                     break
-                self._connection.data_received(piece)  # which takes none once it has ended
+                self._connection.data_received(piece)
             self._flush()
         except ssl.SSLWantReadError:
             self._flush()
@@ -193,7 +169,7 @@ class TLSLayer(asyncio.Protocol):
     # -- transport of the connection ------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Encrypt and send; before the handshake is done there is nobody to tell."""
+        """Encrypt and send; drop data before the TLS handshake is done."""
         if self._has_ended or self._raw.is_closing():
             return
         if self._is_plain:

@@ -20,6 +20,7 @@ from rallypoint.server.journal.records import (
     Stored,
     StoreRecords,
 )
+from rallypoint.server.options import Options
 from rallypoint.server.store_host import StoreHost
 
 
@@ -28,7 +29,7 @@ class Notes:
 
     def __init__(self, run_id: str = "run") -> None:
         self.trouble, self.marks = "", 0
-        self.store = StoreHost(cast(Any, None), 1 << 20)
+        self.store = StoreHost(cast(Any, None), Options(store_limit=1 << 20))
         self.part = StoreRecords(run_id, self.store, cast(GroupCommit, self))
         self.stored: dict[str, bytes] = {FORMAT_NAME: FORMAT}
 
