@@ -21,7 +21,7 @@ from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.server.connection import Connection
 from rallypoint.server.options import Options
-from rallypoint.server.peer_credentials import PeerCredentials, Told
+from rallypoint.server.peer_credentials import OnUid, PeerCredentials
 from rallypoint.server.server import Server
 
 LIMITS = {
@@ -85,9 +85,9 @@ class ChanceOwners:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._later: list[Told] = []
+        self._later: list[OnUid] = []
 
-    def ask(self, _peer: Any, _own: Any, told: Told) -> None:
+    def ask(self, _peer: Any, _own: Any, told: OnUid) -> None:
         if self._rng.random() < 0.9:
             told(os.geteuid())
         else:

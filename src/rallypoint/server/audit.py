@@ -1,8 +1,8 @@
 """The record of admin actions: who did what to which run, from where, and when.
 
-One line each in the log `rallypoint.audit` (which `rallypoint serve` always writes), and in
-the run's own state: everyone is told by whom it was closed, or a node kept out. Who a client
-says it is, is its own claim; its token and its address are what this server has seen.
+Each is one line in the log `rallypoint.audit` (which `rallypoint serve` always writes) and part
+of the run's state: everyone sees who closed the run or excluded a node. A client's name for
+itself is its own claim; its token and its address are what this server has seen.
 """
 
 import logging
@@ -29,11 +29,11 @@ _DEEDS = {
 
 
 def order(event: NodeEvent, me: NodeId | None) -> Order | None:
-    """Return an event that takes an admin, None if it is what a node says of itself.
+    """Return an event that needs admin rights, None if it is a node's own.
 
     Args:
         event: as the client sent it.
-        me: the node that this client is, None if it takes no part.
+        me: the client's node, None if it takes no part.
     """
     if isinstance(event, Notify):
         return None if event.node == me else event
@@ -41,12 +41,12 @@ def order(event: NodeEvent, me: NodeId | None) -> Order | None:
 
 
 def deed(event: Order) -> str:
-    """Return what an order does to a run, for "to ... run 'x'"."""
+    """Return what an order does, to be followed by "run 'x'"."""
     return _DEEDS[type(event)]
 
 
 def recorded(event: T, run_id: str, who: str, peer: str) -> T:
-    """Log an order and return it as it shall be stored, at this server's time.
+    """Log an order and return it as it is to be stored, with this server's time.
 
     Args:
         event: as the client sent it.
@@ -58,8 +58,16 @@ def recorded(event: T, run_id: str, who: str, peer: str) -> T:
     whom = "" if isinstance(event, Close) else f" {_named(event)!r}"
     why = "" if isinstance(event, Admit) else event.why
     name = type(event).__name__.lower()
-    logger.info("%s%s of run %r by %r (%s, %s): %r", name, whom, run_id, event.by,
-                who or "no token", peer, why)  # fmt: skip
+    logger.info(
+        "%s%s of run %r by %r (%s, %s): %r",
+        name,
+        whom,
+        run_id,
+        event.by,
+        who or "no token",
+        peer,
+        why,
+    )
     if isinstance(event, Notify):  # it has no time of its own
         return msgspec.structs.replace(event, by=by)
     return msgspec.structs.replace(event, by=by, at=now_text())

@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._write: Callable[[bytes], None] = _unsent
         self._corked: list[bytes] | None = None  # answers to one read, written as one
         self._buffer = bytearray()
-        self._ends: tuple[Any, Any] = (None, None)  # the client's socket and ours; None: it is gone
+        self._ends: tuple[Any, Any] = (None, None)  # addresses of the client's socket and ours
         self._handshake: ServerHandshake | None = None  # since the first frame
         self._hello: p.Hello | None = None  # once the handshake is done
         self.rights = EVERYTHING
@@ -115,12 +115,13 @@ class Connection(asyncio.Protocol):
         self._bye = False
         self._ended = False
         self._unread = False  # the client does not read
-        self._long = self._no_room = False  # a long message arrives; it waits for room
+        self._long = False  # a long message arrives
+        self._no_room = False  # and waits for room
 
     # -- transport ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin: the handshake's deadline runs from now."""
+        """Begin: the handshake has a deadline from now on."""
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
         name = transport.get_extra_info("peername")
@@ -145,7 +146,7 @@ class Connection(asyncio.Protocol):
         if corked:
             self._write(b"".join(corked))
 
-    send_at_once = send  # what tells nothing of any run: a durable server does not hold it
+    send_at_once = send  # for frames that tell nothing of any run: never held for a commit
 
     def _write_within_limit(self, data: bytes) -> None:
         transport = self._transport
@@ -155,8 +156,8 @@ class Connection(asyncio.Protocol):
         if unread <= self.server.options.buffer_limit:
             transport.write(data)
             return
-        logger.warning("cutting off %s, which has left %d bytes unread", self.peer, unread)
-        self.abort()  # last words would only join what is not read
+        logger.warning("disconnecting %s, which has left %d bytes unread", self.peer, unread)
+        self.abort()  # a goodbye would not be read, either
 
     def _end(self) -> None:
         self._ended = True
@@ -165,9 +166,9 @@ class Connection(asyncio.Protocol):
         self._end_long()
 
     def pause_writing(self) -> None:
-        """The client does not read: take nothing more from it, cut it off at the limit.
+        """The client does not read: take nothing more from it, and disconnect it at the limit.
 
-        What others push to it does not stop by that, so from now on each frame is counted.
+        Other nodes' events still send frames to it, so each one is counted from now on.
         """
         transport = self._transport
         if transport is not None and not self._ended:
@@ -211,12 +212,12 @@ class Connection(asyncio.Protocol):
                 each.go_on()
 
     def go_on(self) -> None:
-        """There is room for the message that has begun."""
+        """There is room for the long message: read on."""
         self._no_room = False
         self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End: the node's grace begins, parked calls are cancelled."""
+        """End: the node's grace begins, and its parked calls are cancelled."""
         self._end()
         if self._run is not None:
             self._run.disconnected(self)
@@ -230,7 +231,7 @@ class Connection(asyncio.Protocol):
         A long frame comes in many pieces: they are added to one buffer, which is copied only
         once the frame is whole.
         """
-        if self._ended:  # read and let go, so that our last words are not lost in a reset
+        if self._ended:  # read on, so that no reset loses our last words
             return
         server, size = self.server, len(data)
         self.heard_at = server.loop.time()
@@ -265,7 +266,7 @@ class Connection(asyncio.Protocol):
             end = start + 4 + length
             if end > size:
                 if length >= LONG_BYTES and not self._long and self.node is None:
-                    self._begin_long(length)  # a node's signs of life are read whatever comes
+                    self._begin_long(length)  # a node's heartbeats are always read
                 break
             if end < size and self._corked is None:
                 self._corked = []
@@ -299,7 +300,7 @@ class Connection(asyncio.Protocol):
             return
         self.server.bytes_out += len(last)
         transport.write(last)
-        transport.write_eof()  # not close: with unread bytes it would reset, and last be lost
+        transport.write_eof()  # not close: with unread bytes it would reset and lose the goodbye
         self.server.loop.call_later(_CLOSE_SECONDS, transport.abort)
 
     # -- frames ---------------------------------------------------------------------------
@@ -380,14 +381,15 @@ class Connection(asyncio.Protocol):
         self.inform(p.frame(p.Welcome(self.server.epoch, resumed, record, since)))
 
     def inform(self, data: bytes) -> None:
-        """Write a welcome, or the answer to who only looks."""
+        """Write a welcome, or the answer to an inquiry."""
         self.send(data)
 
     def _replaces(self, former: "Connection") -> bool:
-        """End the older of two connections of one client; return whether that is the other one.
+        """End the older of two connections of one client; return whether that is `former`.
 
-        A network may bring what was said on a connection after what was said on its
-        successor. The client has said it again there: the first copy must change nothing (E1).
+        A network may deliver what was sent on a connection after what was sent on its
+        successor. The client has sent it again there, so the first copy must change nothing
+        (E1).
         """
         older = former if former.number < self.number else self
         logger.info("%s is the older connection of its client, and ends", older.peer)
@@ -412,7 +414,7 @@ class Connection(asyncio.Protocol):
         elif size > self.server.options.event_limit:
             self.close(too_long(size, self.server.options.event_limit))
         elif kind is wire.Inquire:
-            self._inquire(hello.run, body)  # makes no run: who asks does not take part
+            self._inquire(hello.run, body)  # makes no run: an inquiry takes no part
         elif kind is wire.Ask:
             self._ask(hello.run, body)
         elif self.rights.join:
@@ -457,7 +459,7 @@ class Connection(asyncio.Protocol):
     def _inquire(self, run_id: str, inquiry: wire.Inquire) -> None:
         try:
             answer: wire.Answer | wire.Denied = self._answer(run_id, inquiry)
-        except Exception as error:  # a bug; refused, or it would be asked again for ever
+        except Exception as error:  # a bug; denied, or the client would ask again for ever
             answer = wire.Denied(
                 inquiry.id, self.server.faults.contain("a question: not answered", error)
             )

@@ -1,4 +1,4 @@
-"""A server inside a process that does other things: a thread with its own event loop."""
+"""A server in a thread with its own event loop, inside a process that does other things."""
 
 import asyncio
 import threading
@@ -14,11 +14,11 @@ from rallypoint.server.server import Server, bind
 
 
 class EmbeddedServer:
-    """A running server; `host` and `port` are what it is bound to.
+    """A running server; it is bound to `host` and `port`.
 
     Args:
         host: address to bind, exactly.
-        port: TCP port, 0 picks one.
+        port: TCP port, 0 for any free one.
         options: see `Options`.
 
     Raises OSError or ParameterError from `bind`, in the calling thread.
@@ -43,14 +43,14 @@ class EmbeddedServer:
     def _run(self, options: Options, sockets: list[Any]) -> None:
         try:
             self._loop.run_until_complete(self._main(options, sockets))
-        except BaseException as error:  # handed to the thread that asks next
+        except BaseException as error:  # raised in the thread that calls next
             self.error = error
         finally:
             self._started.set()
             self._empty.set()
             self._loop.close()
             for sock in sockets:
-                sock.close()  # those that the event loop has not taken over
+                sock.close()  # those that the event loop did not take over
 
     async def _main(self, options: Options, sockets: list[Any]) -> None:
         self._server = Server(options, sockets)
@@ -67,16 +67,16 @@ class EmbeddedServer:
         return self._empty.wait(deadline.remaining())
 
     def call(self, function: Callable[[Server], Any], deadline: Deadline) -> Any:
-        """Run a function of the server in its thread and return what it returns."""
+        """Call a function with the server, in its thread; return its result."""
 
         async def run() -> Any:
-            assert self._server is not None  # noqa: S101 - set before the thread is let go
+            assert self._server is not None  # noqa: S101 - set before `_started`
             return function(self._server)
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(deadline.remaining())
 
     def stop(self) -> None:
-        """End the server and its thread; raise what broke it, if something did."""
+        """End the server and its thread; raise the error that broke it, if any."""
         self._submit(lambda server: server.stop())
         self._thread.join(10)
         self._raise_failure()

@@ -1,7 +1,7 @@
 """What a server is started with, and the check that it may start so.
 
-Its limits stand in the table of defaults (`rendezvous.defaults`), each with what it bounds;
-`rallypoint serve --limit NAME=N` sets one.
+The table of defaults (`rendezvous.defaults`) explains each limit; `rallypoint serve --limit
+NAME=N` sets one.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ class Options:
     """Settings of a server process.
 
     Args:
-        token: the tokens that are accepted, one a line (see net/tokens.py), reread when
-            they are of a file that changes; empty: none is asked for (loopback, or insecure).
+        token: the accepted tokens, one a line (net/tokens.py), read again when their file
+            changes; empty: none is asked for (loopback, or insecure).
         insecure: allow other addresses than loopback without a token.
-        tls: the server's files; with a certificate, it speaks nothing but TLS.
-        resume_seconds: how long a cut client's last results are kept for its return.
+        tls: the server's files; with a certificate it speaks TLS only.
+        resume_seconds: how long a disconnected client's last answers are kept.
         until_empty: end once the last client has gone.
         linger_seconds: how long an empty server waits for someone else to come.
         first_client_seconds: how long it waits for the first client, with until_empty.
@@ -78,7 +78,7 @@ def with_limits(options: Options, given: Iterable[str], env: Mapping[str, str]) 
 
     Args:
         options: all else.
-        given: texts such as "keys_limit=1000"; stronger than the environment.
+        given: texts such as "keys_limit=1000"; they override the environment.
         env: may have RALLYPOINT_KEYS_LIMIT and so on.
 
     Raises ParameterError.
@@ -109,9 +109,9 @@ def is_loopback(address: str) -> bool:
 
 
 def check_exposure(addresses: list[str], options: Options) -> None:
-    """Refuse to listen off loopback without a token, unless that was asked for.
+    """Refuse to listen beyond loopback without a token, unless `insecure` allows it.
 
-    Raises ParameterError, also for tokens that are workers': a server accepts none of them.
+    Raises ParameterError, also for workers' tokens: a server accepts none of them.
     """
     if options.token and not Keyring(options.token):
         raise ParameterError("the token is a worker's: a server needs one that was not derived")
@@ -125,7 +125,7 @@ def check_exposure(addresses: list[str], options: Options) -> None:
 
 
 def needs_peer_credentials(options: Options) -> bool:
-    """Return whether nothing but the user of a process says who may talk to a server."""
+    """Return whether a client's process is all that decides if it may talk to the server."""
     return not (options.token or options.insecure or options.tls.verify_client)
 
 
@@ -135,7 +135,8 @@ def exposure(addresses: Iterable[str], options: Options, owner: int | None = Non
     Args:
         addresses: it listens on these.
         options: its settings.
-        owner: the uid whose processes alone (and root's) it answers, None if it cannot tell.
+        owner: the uid whose processes (and root's) are the only ones answered, None if the
+            system cannot tell whose process a client is.
     """
     kinds = ["TLS with client certificates" if options.tls.verify_client else "TLS"]
     if not options.tls.for_servers:

@@ -1,22 +1,22 @@
 """Whose process is at the other end of a loopback connection.
 
-A server on loopback that asks for no token answers the processes of its own user and of root
-(who could do anything to it anyway), and refuses those of other users. TCP does not say who
+A server on loopback without a token answers the processes of its own user and of root (who
+could do anything to it anyway), and refuses those of other users. TCP does not say who
 connects, but the kernel knows the owner of each socket, and both ends of a loopback connection
 are sockets of this machine:
 
-* Linux answers a question for one socket over netlink (sock_diag(7)) in the time of a look into
-  a hash table, whatever the number of connections.
+* Linux answers a query for one socket over netlink (sock_diag(7)) as fast as a hash look-up,
+  however many connections there are.
 * Where netlink is not allowed (some sandboxes), /proc/net/tcp and tcp6 say the same, but only
-  whole. Questions are then collected and answered by one reading, and the next reading waits
-  for several times what the last one took, so that many connections cost a share of a core and
-  not the square of their number.
-* Elsewhere (macOS) nobody can be asked: such a server is open to every process of the machine,
-  and says so.
+  as whole files. Queries are collected and answered by one reading, and the next reading waits
+  several times as long as the last one took: many connections cost a share of a core, and not
+  the square of their number.
+* Elsewhere (macOS) nothing answers: such a server is open to every process of the machine, and
+  says so.
 
-A socket that its process has closed belongs to nobody: the kernel then names root, and inode 0.
-Its owner is not known, so whoever talks and closes at once gets nothing by that. One that was
-reset before it was accepted is nowhere any more, and nobody's as well.
+A socket that its process has closed has no owner: the kernel then names root, and inode 0. Such
+a peer is unknown, so closing early gains nothing. The same holds for a socket that was reset
+before it was accepted.
 """
 
 import asyncio
@@ -33,28 +33,28 @@ from typing import Any
 
 logger = logging.getLogger("rallypoint.server")
 
-Place = tuple[Any, ...]  # as sockets name it: (address, port, ...)
-Told = Callable[[int | None], None]
+SocketAddress = tuple[Any, ...]  # as sockets name it: (address, port, ...)
+OnUid = Callable[[int | None], None]
 
 ROOT = 0
-READ_SHARE = 4  # a reading of /proc takes at most one part in five of a core
-READ_SECONDS = 0.02  # to collect questions before a reading
+READ_SHARE = 4  # readings of /proc take at most a fifth of a core
+READ_SECONDS = 0.02  # to collect queries before a reading
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _MAPPED = struct.pack("=III", 0, 0, socket.htonl(0xFFFF))  # ::ffff:0:0/96
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST = 1  # NLM_F_REQUEST: one answer
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
-_QUESTION = struct.Struct("=IHHIIBBBxI")  # the same, then family, protocol, extensions, states
+_QUERY = struct.Struct("=IHHIIBBBxI")  # the same, then family, protocol, extensions, states
 _NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface
 _ID = struct.Struct("!HH16s16s")  # ports and addresses of an inet_diag_sockid
-_QUESTION_BYTES = _QUESTION.size + _ID.size + len(_NO_COOKIE)
+_QUERY_BYTES = _QUERY.size + _ID.size + len(_NO_COOKIE)
 _ANSWER = struct.Struct("=4x4s44xIIIII")  # ports; after the id: expires, queues, uid, inode
 _ANY_STATE = 0xFFFFFFFF
 
 
 class PeerCredentials:
-    """Tells the owners of sockets.
+    """Finds the owners of sockets.
 
     Args:
         loop: its timers.
@@ -63,24 +63,24 @@ class PeerCredentials:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, netlink: "Netlink | None") -> None:
         self._loop, self._netlink = loop, netlink
-        self._asked: list[tuple[Place, Place, Told]] = []
+        self._asked: list[tuple[SocketAddress, SocketAddress, OnUid]] = []
         self._rest_seconds = READ_SECONDS
 
-    def ask(self, peer: Place | None, own: Place | None, told: Told) -> None:
-        """Find the user who owns a socket, and call `told` with the uid: now, or from the loop.
+    def ask(self, peer: SocketAddress | None, own: SocketAddress | None, on_uid: OnUid) -> None:
+        """Find the user who owns a socket; call `on_uid` with the uid, now or from the loop.
 
         Args:
-            peer: where that socket is, None if it is gone.
-            own: what it is connected to.
-            told: gets None if the socket is gone, or nobody's.
+            peer: the socket's address, None if it is closed.
+            own: the address that it is connected to.
+            on_uid: gets None if the socket is closed, or has no owner.
         """
         if peer is None or own is None:
-            told(None)
+            on_uid(None)
             return
         if self._netlink is not None:
-            told(self._netlink.uid(peer, own))
+            on_uid(self._netlink.uid(peer, own))
             return
-        self._asked.append((peer, own, told))
+        self._asked.append((peer, own, on_uid))
         if len(self._asked) == 1:
             self._loop.call_later(self._rest_seconds, self._read)
 
@@ -88,25 +88,25 @@ class PeerCredentials:
         asked, self._asked = self._asked, []
         begun = self._loop.time()
         found = read_tables((peer, own) for peer, own, _ in asked)
-        for (_, _, told), uid in zip(asked, found, strict=True):
-            told(uid)
+        for (_, _, on_uid), uid in zip(asked, found, strict=True):
+            on_uid(uid)
         self._rest_seconds = READ_SECONDS + READ_SHARE * (self._loop.time() - begun)
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Close the netlink socket."""
         if self._netlink is not None:
             self._netlink.close()
 
 
 class Netlink:
-    """The kernel's answers about single sockets. Raises OSError where there are none."""
+    """The kernel's answers about single sockets. Raises OSError where it gives none."""
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
         self._number = 0
 
-    def uid(self, peer: Place, own: Place) -> int | None:
-        """Return who owns the socket at `peer` that is connected to `own`, None: nobody known."""
+    def uid(self, peer: SocketAddress, own: SocketAddress) -> int | None:
+        """Return who owns the socket at `peer` that is connected to `own`, None if unknown."""
         try:
             found = self.look(peer, own)
         except OSError as error:
@@ -117,15 +117,22 @@ class Netlink:
         ports, _expires, _in, _out, uid, inode = found
         return uid if inode and ports == struct.pack("!HH", peer[1], own[1]) else None
 
-    def look(self, peer: Place, own: Place) -> tuple[Any, ...] | None:
+    def look(self, peer: SocketAddress, own: SocketAddress) -> tuple[Any, ...] | None:
         """Return the kernel's answer, None if there is no such socket."""
         self._number = (self._number + 1) & 0xFFFFFFFF
         family, here = _packed(str(peer[0]))
         _, there = _packed(str(own[0]))
-        head = _QUESTION.pack(
-            _QUESTION_BYTES, _SOCK_DIAG_BY_FAMILY, _REQUEST, self._number, 0,
-            family, socket.IPPROTO_TCP, 0, _ANY_STATE,
-        )  # fmt: skip
+        head = _QUERY.pack(
+            _QUERY_BYTES,
+            _SOCK_DIAG_BY_FAMILY,
+            _REQUEST,
+            self._number,
+            0,
+            family,
+            socket.IPPROTO_TCP,
+            0,
+            _ANY_STATE,
+        )
         asked = _ID.pack(peer[1], own[1], here, there)
         self._sock.sendto(head + asked + _NO_COOKIE, (0, 0))
         while True:
@@ -138,18 +145,18 @@ class Netlink:
         return _ANSWER.unpack_from(answer, _HEADER.size)
 
     def close(self) -> None:
-        """End."""
+        """Close the socket."""
         self._sock.close()
 
 
 def find_peer_credentials(
     loop: asyncio.AbstractEventLoop, listening: socket.socket
 ) -> PeerCredentials | None:
-    """Return what tells owners on this machine, None where nothing does.
+    """Return what finds owners on this machine, None where nothing can.
 
     Args:
-        loop: of the server.
-        listening: a socket of this process, to see whether the kernel answers for it.
+        loop: the server's.
+        listening: a socket of this process, to test whether the kernel answers.
     """
     if sys.platform != "linux":
         return None
@@ -171,12 +178,17 @@ def _knows(netlink: Netlink, listening: socket.socket) -> bool:
 
 
 def may_talk(uid: int | None) -> bool:
-    """Return whether a user's processes are answered by this one without a token."""
+    """Return whether this process answers a user's processes without a token."""
     return uid is not None and uid in (ROOT, os.geteuid())
 
 
 def refusal(uid: int | None, nobody: str = "a socket that is closed already") -> str:
-    """Return why a user's process is refused, and what helps; `nobody`: if it is not known."""
+    """Return why a user's process is refused, and what helps.
+
+    Args:
+        uid: the user, None if unknown.
+        nobody: what to call an unknown user's socket.
+    """
     whose = nobody if uid is None else f"one of uid {uid}"
     return (
         f"without a token it answers processes of uid {os.geteuid()} and of root only, and "
@@ -185,8 +197,8 @@ def refusal(uid: int | None, nobody: str = "a socket that is closed already") ->
     )
 
 
-def read_tables(asked: Iterable[tuple[Place, Place]]) -> list[int | None]:
-    """Return the owners of sockets (peer, what it is connected to) by one reading of /proc."""
+def read_tables(asked: Iterable[tuple[SocketAddress, SocketAddress]]) -> list[int | None]:
+    """Return the owners of sockets (address, and what it is connected to) from /proc."""
     names = [_names(peer, own) for peer, own in asked]
     wanted = {name for both in names for name in both}
     found: dict[str, int] = {}
@@ -201,7 +213,7 @@ def read_tables(asked: Iterable[tuple[Place, Place]]) -> list[int | None]:
     return [next((found[n] for n in both if n in found), None) for both in names]
 
 
-def _names(peer: Place, own: Place) -> list[str]:
+def _names(peer: SocketAddress, own: SocketAddress) -> list[str]:
     """Return how /proc names a socket; one for IPv6 may hold an IPv4 connection."""
     both = (_packed(str(peer[0]))[1], _packed(str(own[0]))[1])
     forms = [both]

@@ -1,4 +1,4 @@
-"""The server: listens, keeps the runs and their spaces, sweeps, and ends when it should."""
+"""The server: listens, keeps the runs and their stores, sweeps, and ends when it should."""
 
 import asyncio
 import errno
@@ -44,10 +44,10 @@ SWEEP_SECONDS = 0.5
 RUNS_SHOWN = 500
 BACKLOG = 65_535  # the kernel lowers it to somaxconn
 ENDED_RUNS_KEPT = 10_000
-PORT_TRIES = 16  # for one that is free on all addresses of a name
+PORT_TRIES = 16  # to find one that is free on all addresses of a name
 STORE_SECONDS = 5.0  # for the last changes to be stored
-SHUTDOWN_SECONDS = 0.3  # for clients to read why and to go; one that rests does not read
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+SHUTDOWN_SECONDS = 0.3  # for clients to read the goodbye; idle ones do not read
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Server:
@@ -63,7 +63,7 @@ class Server:
     def __init__(self, options: Options, sockets: list[socket.socket]) -> None:
         self.options = options
         self.loop = asyncio.get_running_loop()
-        self.epoch = time.time_ns() // 1000  # an identity that grows with each start
+        self.epoch = time.time_ns() // 1000  # grows with each start
         self.requests = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -80,7 +80,7 @@ class Server:
         self._token_stamp = stamp(options.token.path) if hasattr(options.token, "path") else None
         self.connection_limits = ConnectionLimits[Connection](options, raise_file_limit())
         self.receive_budget = ReceiveBudget[Connection](options.arriving_limit)
-        self.keyring = Keyring(current(options.token))  # what was good last, not at the start
+        self.keyring = Keyring(current(options.token))  # the newest that were good
         self.tls = ServerTLS(options.tls) if options.tls.for_servers else None
         self._servers: list[asyncio.Server] = []
         self._ended = asyncio.Event()
@@ -116,13 +116,13 @@ class Server:
         return connection if self.tls is None else TLSLayer(self.tls, connection)
 
     def new_connection(self) -> Connection:
-        """Return what a client's connection is handled by."""
+        """Return the protocol for an accepted connection."""
         if self.persistence is None:
             return Connection(self)
         return self.persistence.connection(self)
 
     async def serve(self) -> None:
-        """Serve until `stop`, or until empty where that was asked for; raise what broke it."""
+        """Serve until `stop`, or until empty if that is an option; raise what broke the server."""
         await self._ended.wait()
         await self._shut_down()
         if self._failure is not None:
@@ -166,9 +166,9 @@ class Server:
         self._ended.set()
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """End the server: what failed is a bug, and its state cannot be relied on."""
+        """End the server: the error is a bug, and its state cannot be relied on."""
         error = context.get("exception")
-        if isinstance(error, OSError):  # a client's socket broke: its own connection ends
+        if isinstance(error, OSError):  # of a client's socket: only its connection ends
             logger.info("connection error: %s", error)
             return
         if self._failure is None:
@@ -177,7 +177,7 @@ class Server:
             self._failure = failed
         self._ended.set()
 
-    # -- what connections need ------------------------------------------------------------
+    # -- for connections (`connection.Host`) and persistence ------------------------------
 
     def opened(self, connection: Connection) -> None:
         others = len(self.connections)
@@ -322,9 +322,9 @@ class Server:
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def _reload(self) -> None:
-        """Take in tokens and certificates that have changed.
+        """Read changed tokens and certificates.
 
-        Connections stay, but for those whose token is gone: who holds another comes back.
+        Only connections whose token was removed are closed; a client with another one returns.
         """
         if self.tls is not None:
             self.tls.reload()
@@ -356,7 +356,7 @@ class Server:
             return
         over = bool(self.runs) and all(run.is_closed for run in self.runs.values())
         wait = options.first_client_seconds
-        if self._had_clients:  # a run that is over awaits nobody: who starts it again hosts anew
+        if self._had_clients:  # nobody is expected in a run that is over
             wait = 0.0 if over else options.linger_seconds
         if now - self._empty_since >= wait:
             logger.info("the last client has gone; ending")
@@ -389,18 +389,18 @@ def endpoint_of(sock: socket.socket) -> str:
 def bind(host: str, port: int, options: Options) -> list[socket.socket]:
     """Return sockets bound to exactly what was asked: every address of `host`, one port.
 
-    An address of a name that this machine does not have (IPv6 switched off, another host's)
-    is passed over as long as one is left. Whether a token is needed is asked of those that
-    could be bound only: who does not host needs no leave to.
+    Addresses that this machine does not have (IPv6 switched off, another host's) are skipped
+    as long as one is left. Only bound addresses need a token: a process that cannot host here
+    does not.
 
-    Raises OSError (errno tells; the message names address and port), ParameterError when an
-    address is not loopback and there is no token.
+    Raises OSError (the message names address and port), ParameterError when an address is not
+    loopback and there is no token.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        places = list(dict.fromkeys((info[0], info[4]) for info in found))  # some come twice
+        addresses = list(dict.fromkeys((info[0], info[4]) for info in found))  # some come twice
         for _ in range(PORT_TRIES):
-            bound = _bind_all(places, port, port == 0)
+            bound = _bind_all(addresses, port, port == 0)
             if bound:
                 break
         else:
@@ -418,15 +418,15 @@ def bind(host: str, port: int, options: Options) -> list[socket.socket]:
     return bound
 
 
-def _bind_all(places: list[tuple[Any, Any]], port: int, may_move: bool) -> list[socket.socket]:
-    """Bind all places; [] when the port that the first one got is taken on another."""
+def _bind_all(addresses: list[tuple[Any, Any]], port: int, may_move: bool) -> list[socket.socket]:
+    """Bind all addresses; [] when the port of the first one is taken on another."""
     bound: list[socket.socket] = []
     missing: OSError | None = None
-    for family, address in places:
+    for family, address in addresses:
         try:
             sock = _bound(family, (address[0], port, *address[2:]))
         except OSError as error:
-            if error.errno in _NOT_HERE:
+            if error.errno in _NO_SUCH_ADDRESS:
                 missing = error
                 continue
             _close_all(bound)
@@ -440,13 +440,13 @@ def _bind_all(places: list[tuple[Any, Any]], port: int, may_move: bool) -> list[
     return bound
 
 
-def _bound(family: int, place: tuple[Any, ...]) -> socket.socket:
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(place)
+        sock.bind(address)
     except OSError:
         sock.close()
         raise

@@ -1,8 +1,8 @@
 """Many deadlines on one timer of the loop.
 
-Of the calls that wait, nearly all are answered long before their time is over. A timer of the
-loop for each would be made and cancelled for nothing; here it is an entry of a heap, which is
-passed over once its key is gone. There are never more than twice as many entries as keys.
+Nearly all calls that wait are answered long before their time is up. A loop timer for each
+would be made and cancelled for nothing; here each is an entry of a heap, which is skipped once
+its key is removed. There are never more than twice as many entries as keys.
 """
 
 import asyncio
@@ -10,21 +10,22 @@ import heapq
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-SPARE = 64  # entries of keys that are gone, which it is not worth to clear away
-SOONEST_SECONDS = 0.001  # what loops count in
+SPARE = 64  # entries of removed keys that are not worth clearing away
+SOONEST_SECONDS = 0.001  # the resolution of event loops
 K = TypeVar("K", bound=Hashable)
 
 
 class TimerQueue(Generic[K]):
-    """Calls `over` with each key whose time is over.
+    """Calls `on_due` with each key whose time is up.
 
     Args:
         loop: its clock, and its timer.
-        over: what to do then.
+        on_due: called from the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, over: Callable[[K], None]) -> None:
-        self._loop, self._over = loop, over
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[K], None]) -> None:
+        self._loop = loop
+        self._on_due = on_due
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._count = 0
@@ -35,7 +36,7 @@ class TimerQueue(Generic[K]):
         return len(self._due)
 
     def add(self, key: K, seconds: float) -> None:
-        """Set the deadline of a key (which has none) to so many seconds from now."""
+        """Set the deadline of a new key to so many seconds from now."""
         due = self._due[key] = self._loop.time() + seconds
         self._count += 1
         heapq.heappush(self._heap, (due, self._count, key))
@@ -43,7 +44,7 @@ class TimerQueue(Generic[K]):
             self._set_timer(due, seconds)
 
     def remove(self, key: K) -> None:
-        """Forget the deadline of a key, if it has one."""
+        """Remove a key, if it is there."""
         self._due.pop(key, None)
         if not self._due:
             self._heap.clear()
@@ -67,7 +68,7 @@ class TimerQueue(Generic[K]):
             due, _, key = heapq.heappop(heap)
             if self._due.get(key) == due:
                 del self._due[key]
-                self._over(key)
+                self._on_due(key)
                 heap = self._heap
         if heap and heap[0][0] < self._timer_at:
             self._set_timer(heap[0][0], max(SOONEST_SECONDS, heap[0][0] - now))

@@ -1,22 +1,20 @@
 """Rounds as OpenTelemetry spans (extra `otel`; RALLYPOINT_TRACES=1 asks for them).
 
-A span a round, from its opening to its end, with an event at its sealing; it is made when the
-round has ended, so that nothing is held open for hours. Only opentelemetry-api is used: where
-the spans go is said to the SDK, as `opentelemetry-instrument rallypoint serve ...` does from
-the usual OTEL_* variables. Without one they go nowhere.
+Each round is one span from its opening to its end, with an event at its sealing. The span is
+made when the round has ended, so nothing is held open for hours. Only opentelemetry-api is used:
+the SDK decides where the spans go, as `opentelemetry-instrument rallypoint serve ...` does from
+the usual OTEL_* variables. Without an SDK they go nowhere.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rallypoint.errors import ParameterError
 from rallypoint.rendezvous.reports.history import Entry
-
-if TYPE_CHECKING:
-    from rallypoint.server.server import Server
+from rallypoint.server.server import Server
 
 VARIABLE = "RALLYPOINT_TRACES"
 NODES_NAMED = 64
@@ -32,8 +30,8 @@ def asked(environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def traced(server: "Server", environment: Mapping[str, str]) -> Iterator[None]:
-    """Make spans of a server's rounds as long as the block lasts, if that is asked for."""
+def traced(server: Server, environment: Mapping[str, str]) -> Iterator[None]:
+    """Make spans of a server's rounds within the block, if they are asked for."""
     if not asked(environment):
         yield
         return
@@ -52,33 +50,34 @@ class Traces:
     """Makes the spans of a server's rounds.
 
     Args:
-        server: whose rounds; calls `changed` after each step of a run.
+        server: calls `changed` after each step of a run.
         tracer: OpenTelemetry's.
     """
 
-    def __init__(self, server: "Server", tracer: Any) -> None:
-        self._server, self._tracer = server, tracer
-        self._told: dict[str, tuple[int, int]] = {}  # the newest round of each run with a span
+    def __init__(self, server: Server, tracer: Any) -> None:
+        self._server = server
+        self._tracer = tracer
+        self._done: dict[str, tuple[int, int]] = {}  # the newest round of each run with a span
         self._epoch_ns = time.time_ns() - int(server.loop.time() * 1e9)
 
     def changed(self, run_id: str) -> None:
         """Look for rounds that have ended."""
         run = self._server.runs.get(run_id)
         if run is None:
-            self._told.pop(run_id, None)
+            self._done.pop(run_id, None)
             return
         new: list[Entry] = []
         for entry in reversed(run.chronicle.rounds):
-            if (entry.incarnation, entry.number) <= self._told.get(run_id, (0, 0)):
+            if (entry.incarnation, entry.number) <= self._done.get(run_id, (0, 0)):
                 break
             if entry.ended_at is not None:
                 new.append(entry)
         for entry in reversed(new):
-            self._told[run_id] = (entry.incarnation, entry.number)
+            self._done[run_id] = (entry.incarnation, entry.number)
             self._span(run_id, entry, entry.ended_at, entry.ended_because)
 
     def end(self) -> None:
-        """The server ends: tell of the rounds that are still on, too."""
+        """The server ends: make spans of the rounds that are still open."""
         now = self._server.loop.time()
         for run_id, run in self._server.runs.items():
             rounds = run.chronicle.rounds
