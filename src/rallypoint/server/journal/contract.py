@@ -1,27 +1,26 @@
 """The journal contract: where a server's state outlives its process.
 
-A journal keeps entries: bytes under a name. A server opens it once, takes in all that is
-stored, and from then on commits what has changed, batch by batch.
-`group_commit` decides what goes into a batch and tells nobody of it before `commit` has
-returned.
+A journal keeps entries: bytes under a name. A server opens it once, reads everything that is
+stored, and from then on commits its changes, batch by batch. `group_commit` forms the batches,
+and tells nobody of a change before `commit` has returned.
 
 Guarantees of every journal:
 
-* what a `commit` that returned has changed is what the next `open` finds, whatever happens to
-  the process and the machine in between;
-* commits take effect in the order of the calls; one whose outcome is not known (it raised, or
-  the process ended in it) has either happened or not by the time that `open` returns. One
-  call is all or nothing where the engine can do that. Where it cannot, its changes take
-  effect in the order of the mapping;
-* the epoch grows with each `open`, on whatever host: who has opened later has the larger one,
-  and from then on every earlier opener's `commit` raises JournalLostError and changes nothing,
-  one without changes included.
+* What a `commit` that returned has changed is what the next `open` finds, whatever happens to
+  the process and the machine in between.
+* Commits take effect in the order of the calls. One whose outcome is unknown (it raised, or the
+  process ended in it) has either happened or not by the time that `open` returns. One call is
+  all or nothing where the database can do that; elsewhere its changes take effect in the order
+  of the mapping.
+* The epoch grows with each `open`, on whatever host. Once another process has opened the
+  journal, every `commit` of an earlier opener raises JournalLostError and changes nothing, even
+  one without changes.
 
-`open`, `commit` and `close` block, and come from one thread at a time (the writer's, not the
-loop's); `may_answer` does not block, and is the loop's.
+`open`, `commit` and `close` block, and are called from one thread at a time (the writer's, not
+the loop's); `may_answer` does not block, and is called in the loop.
 
-Names are any text but an empty one (`/` has no meaning here), at most `NAME_BYTES` long in
-UTF-8. Values are any bytes, of at least 16 MiB. A batch may have any number of changes.
+Names are any non-empty text (`/` has no meaning here) of at most `NAME_BYTES` in UTF-8. Values
+are any bytes; at least 16 MiB must fit. A batch may have any number of changes.
 """
 
 from abc import ABC, abstractmethod
@@ -36,10 +35,10 @@ NAME_BYTES = 1 << 17  # a run's name and a key's, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What was found.
+    """What an opened journal holds.
 
     Args:
-        epoch: above zero; larger than that of every opening before.
+        epoch: above zero; larger than that of every earlier opening.
         entries: everything stored, by name.
     """
 
@@ -48,48 +47,52 @@ class Opened:
 
 
 class Journal(ABC):
-    """Where entries are kept (see the module's guarantees)."""
+    """Keeps entries, with the guarantees of this module."""
 
     where: str
     """Where it is, for people ("directory /var/lib/x", "etcd at h1:2379"); holds no secret."""
 
     on_lost: Callable[[JournalLostError], None] | None = None
-    """Set by the server: to be called, from any thread, when the journal finds by itself (not
-    in a commit) that this process may write no more."""
+    """Set by the server. The journal calls it, from any thread, when it learns outside of a
+    commit that this process may write no more."""
 
     def may_answer(self) -> bool:
-        """Return whether nobody else can have opened it yet, by this process's own clock.
+        """Return whether nobody else can have opened the journal, by this process's own clock.
 
-        Then what has been stored may be told without a further commit; else the server makes
-        one, without changes, before it answers. Asked for each answer, so it must be cheap.
+        Then stored state may be sent to clients at once; else the server first makes a commit
+        without changes. Called for each answer, so it must be cheap.
         """
         return True
 
     @abstractmethod
     def open(self, deadline: Deadline) -> Opened:
-        """Take the journal over, and return what is stored. Once, before anything else.
+        """Take the journal over, and return what is stored. Called once, before anything else.
 
-        A journal that several servers stand by for returns once this one leads.
+        With several servers it returns once this one leads.
 
         Raises:
-            JournalLostError: another process has it, or the time was up before this one led.
-            JournalCorruptError: what is stored is damaged, foreign or newer.
+            JournalLostError: another process has it, or this one did not lead in time.
+            JournalCorruptError: what is stored is damaged, another program's, or newer.
             JournalError: it cannot be reached or made.
         """
 
     @abstractmethod
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """Make changes durable: by name the new value, None to delete it; {} only proves.
+        """Make changes durable; returns once all of them would survive the loss of power.
 
-        Returns once all of them would survive the loss of power. After any error but
-        JournalFullError the server ends; whether the batch was stored is then not known.
+        After any error but JournalFullError the server ends; whether the batch was stored is
+        then unknown.
+
+        Args:
+            changes: new values by name, None to delete; {} only proves that this one leads.
+            deadline: until when to try.
 
         Raises:
             JournalLostError: another one leads; nothing was changed.
-            JournalFullError: there is no room; nothing was changed. It may be called again.
+            JournalFullError: there is no room; nothing was changed, and it may be tried again.
             JournalError: anything else.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; never raises, may be called twice, and at any time."""
+        """Close it; never raises, may be called twice, and at any time."""

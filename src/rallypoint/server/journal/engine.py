@@ -1,12 +1,12 @@
-"""A journal on an engine (etcd, Redis): one write a commit, and only of who leads.
+"""A journal in a database (etcd, Redis): one write a commit, and only by the leader.
 
-The log of `segments` under `server/log/`. A commit is one conditional write: the next segment
-is not there yet, those that it takes away are as they were, and the leader's entry is ours
-(`store.election`). So a leader that was paused, or cut off, and wakes up after another one has
-begun to lead changes nothing, whatever it believes.
+The log of segments (log_compaction.py) is under `server/log/`. A commit is one conditional
+write: the next segment does not exist yet, the segments that it removes are unchanged, and the
+leader's entry is ours (`engines.election`). So a leader that was paused or cut off, and wakes up
+while another one leads, changes nothing, whatever it believes.
 
-Opening is taking the office: it ends once this process leads. Whoever stands by for longer
-(server/ha/leadership.py) does the waiting, and opens with a term that it has won already.
+`open` returns once this process leads. A standby waits elsewhere (ha/leadership.py), and opens
+with a term that it has won already.
 """
 
 import logging
@@ -42,10 +42,10 @@ class EngineJournal(Journal):
     """The journal of a server that leads.
 
     Args:
-        engine: where it is; its limits are those of reading and writing.
-        election: for the office, on this or another client of the same engine.
+        engine: client of the database.
+        election: on this or another client of the same database.
         term: won already; None: `open` stands for election.
-        leader: who stands then.
+        leader: the candidate then.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class EngineJournal(Journal):
     ) -> None:
         self.where = engine.where
         self.writes = 0
-        self._engine, self._election = engine, election
-        self._term, self._leader = term, leader
+        self._engine = engine
+        self._election = election
+        self._term = term
+        self._leader = leader
         self._won_here = term is None
         self._entries: dict[int, Entry] = {}  # without their values
         self._segments = Segments()
@@ -94,7 +96,7 @@ class EngineJournal(Journal):
                 self._election.wait(present, deadline)
 
     def _read(self, deadline: Deadline) -> Iterator[dict[str, bytes | None]]:
-        """Take in all segments, in their order."""
+        """Read all segments, in their order."""
         names = self._engine.scan(LOG, deadline)
         for at in range(0, len(names), READ_AT_ONCE):
             some = names[at : at + READ_AT_ONCE]
@@ -113,7 +115,7 @@ class EngineJournal(Journal):
     # -- commits --------------------------------------------------------------------------
 
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """All or nothing, in one write."""
+        """Commit in one write, all or nothing."""
         term = self._term
         if term is None:
             raise JournalLostError(f"{self.where}: this server does not lead")
@@ -163,7 +165,7 @@ class EngineJournal(Journal):
 
     @contextmanager
     def _mapped(self, deadline: Deadline) -> Iterator[Deadline]:
-        """Raise the engine's errors as ours; lend a deadline that `close` calls off."""
+        """Raise the database's errors as ours; yield a deadline that `close` cancels."""
         with self._lock:
             if self._closed:
                 raise JournalLostError(f"{self.where} is closed here")
@@ -184,7 +186,7 @@ class EngineJournal(Journal):
     def close(self) -> None:
         """Close the journal; a call that waits for the database ends.
 
-        Gives up an office that `open` has won; another one is not this object's to give up.
+        A term that `open` has won is given up; one that was passed in is not.
         """
         with self._lock:
             closed, self._closed = self._closed, True
@@ -194,7 +196,9 @@ class EngineJournal(Journal):
             try:
                 self._election.resign(self._term, Deadline(GIVE_UP_SECONDS))
             except StoreError as error:
-                logger.warning("the office was not given up, and ends with its lease: %s", error)
+                logger.warning(
+                    "the leadership was not given up, and ends with its lease: %s", error
+                )
 
 
 def _name(number: int) -> str:

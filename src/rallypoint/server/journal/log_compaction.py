@@ -1,16 +1,16 @@
-"""A journal as a log of segments: what is where, and what to clean. PURE.
+"""A journal as a log of segments: what is where, and which segments to compact. PURE.
 
-Each commit is one segment: all its changes, written in one step. So a commit is whole or not
-at all, and costs one write whatever it holds. An entry is *live* in the segment that wrote it
-last; what older ones say of it is dead. Cleaning takes segments away: those in which nothing
-lives cost nothing, of others the live entries are carried into the next commit.
+Each commit is one segment with all its changes, written in one step. So a commit is whole or
+absent, and costs one write whatever it holds. An entry is *live* in the segment that wrote it
+last; in older ones it is dead. Compaction removes segments: those without live entries cost
+nothing; the live entries of others are carried into the next commit.
 
-A deletion lives, too, as long as another segment could bring the entry back: it is let go of
-once its segment is the only one that names the entry.
+A deletion is live, too, while another segment could bring the entry back: it is dropped once its
+segment is the only one that names the entry.
 
-What is chosen: all that is dead; when there are too many segments, the ones with the least to
-carry (so many small commits become few large ones, each entry being carried a logarithmic
-number of times); when more is dead than lives, the one with most of it.
+Removed are: all dead segments; if there are too many segments, those with the least to carry (so
+many small commits become few large ones, and each entry is carried a logarithmic number of
+times); if more is dead than live, the segment with most of it.
 """
 
 import zlib
@@ -25,9 +25,9 @@ from rallypoint.errors import JournalCorruptError
 Changes = Mapping[str, bytes | None]
 
 MOST_SEGMENTS = 128
-VICTIMS = 32  # taken away in one commit: what one transaction of etcd takes, with room
-CARRIED_BYTES = 1 << 20  # carried in one commit, but for a segment that has more alone
-SLACK_BYTES = 4 << 20  # may be dead anyhow
+VICTIMS = 32  # removed in one commit: as many as one transaction of etcd takes, with room
+CARRIED_BYTES = 1 << 20  # carried in one commit, unless one segment alone has more
+SLACK_BYTES = 4 << 20  # may be dead in any case
 PACKED_BYTES = 64 << 10  # of a segment; longer ones are compressed
 ENTRY_BYTES = 16  # of an entry, beside its name and value
 _PLAIN, _PACKED = b"rpl1", b"rpl1z"
@@ -69,9 +69,9 @@ class Segment:
     """What is known of a segment without its values.
 
     Args:
-        names: of all that it changed.
-        total: bytes of all that.
-        live: bytes of what still lives.
+        names: the entries that it changed.
+        total: bytes of all of them.
+        live: bytes of the live ones.
     """
 
     names: frozenset[str]
@@ -93,7 +93,7 @@ class Segments:
         return max(self.known, default=0) + 1
 
     def add(self, number: int, changes: Changes) -> None:
-        """A segment was written, after all others."""
+        """Add a segment that was written after all others."""
         segment = self.known[number] = Segment(frozenset(changes), 0)
         for name, value in changes.items():
             size = size_of(name, value)
@@ -105,17 +105,17 @@ class Segments:
             segment.total += size
             segment.live += size
         for name in changes:
-            self._let_go(name)
+            self._drop_deletion(name)
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Segments were taken away, after what lived in them was written again."""
+        """Remove segments whose live entries were written again."""
         for number in numbers:
             for name in self.known.pop(number).names:
                 self._naming[name] -= 1
-                self._let_go(name)
+                self._drop_deletion(name)
 
-    def _let_go(self, name: str) -> None:
-        """Forget a deletion that nothing needs any more."""
+    def _drop_deletion(self, name: str) -> None:
+        """Drop a deletion that is not needed any more."""
         number, size, deleted = self._latest.get(name, (0, 0, False))
         if self._naming[name] > deleted:
             return
@@ -126,7 +126,7 @@ class Segments:
             del self._naming[name]
 
     def victims(self) -> list[int]:
-        """Return the segments that the next commit should take away."""
+        """Return the segments that the next commit should remove."""
         dead = [number for number, segment in self.known.items() if not segment.live][:VICTIMS]
         rest = sorted(
             (number for number, segment in self.known.items() if segment.live),
@@ -150,11 +150,11 @@ class Segments:
         return chosen
 
     def to_read(self, victims: Iterable[int]) -> list[int]:
-        """Return those segments of which something is to be carried."""
+        """Return those segments that have something to carry."""
         return [number for number in victims if self.known[number].live]
 
     def carried(self, number: int, found: Changes, batch: Changes) -> dict[str, bytes | None]:
-        """Return what of a segment lives and is not changed by the batch anyhow."""
+        """Return the live entries of a segment that the batch does not change."""
         return {
             name: value
             for name, value in found.items()
@@ -163,7 +163,7 @@ class Segments:
 
 
 def replayed(segments: Iterable[Changes]) -> dict[str, bytes]:
-    """Return what stands after all segments, in their order."""
+    """Return the entries after all segments, in their order."""
     entries: dict[str, bytes] = {}
     for changes in segments:
         for name, value in changes.items():

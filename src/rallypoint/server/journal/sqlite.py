@@ -1,21 +1,20 @@
-"""A journal in a directory: one SQLite file, in write-ahead mode, synced with every commit.
+"""A journal in a directory: one SQLite file in write-ahead mode, synced with every commit.
 
-SQLite, because it comes with Python, its file format is kept readable for decades, and what
-it does at a crash or a loss of power is tested by its makers as hardly anything else is. A
-commit is one transaction: `synchronous=FULL` syncs the write-ahead log before it returns.
+SQLite comes with Python, its file format is kept readable for decades, and its behaviour at a
+crash or a loss of power is exceptionally well tested. A commit is one transaction:
+`synchronous=FULL` syncs the write-ahead log before it returns.
 
-One process at a time: the lock on a file beside it is held as long as the process lives, and
-the kernel frees it with the process, however that ends. (SQLite's own lock would do as much,
-but says nothing about who has it.)
+One process at a time: a lock on a file beside it is held as long as the process lives, and the
+kernel frees it however the process ends. (SQLite's own lock does not say who holds it.)
 
-Whatever is not ours is refused with its name, and never changed: a file that is no SQLite
-database, one of another program (`application_id`), of a newer format (`user_version`), or a
-damaged one. `quick_check` reads the whole file at the start, but says nothing of a value that
-was changed in its place: each entry has a checksum of its own. A file that is empty although
-the lock's file says that a state was kept (`_KEPT`) was cut off.
+A file that is not ours is refused by name and never changed: one that is no SQLite database,
+that belongs to another program (`application_id`), that has a newer format (`user_version`), or
+that is damaged. `quick_check` reads the whole file at the start, but cannot see a value changed
+in place, so each entry has a checksum of its own. An empty file beside a lock file that says a
+state was kept (`_KEPT`) was truncated.
 
-A commit is done only if the file is still found under its name: what is written to one that
-was deleted, or replaced, is gone with this process.
+A commit counts only if the file is still found under its name: what is written to a deleted or
+replaced file is lost with this process.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ FILE_NAME = "rallypoint.db"
 LOCK_NAME = "rallypoint.lock"
 APPLICATION_ID = 0x52616C79  # "Raly"
 FORMAT = 2  # 1: without checksums
-CHECKPOINT_PAGES = 4000  # of the log, until it is carried over into the file
+CHECKPOINT_PAGES = 4000  # of the log, until they move into the file
 _MIB = 1 << 20
 _KEPT = b"kept"  # in the lock's file, once there is a state beside it
 
@@ -55,7 +54,7 @@ class SQLiteJournal(Journal):
     """A journal in a directory of this machine.
 
     Args:
-        directory: made, for its owner only, if it is not there.
+        directory: created for its owner only if it does not exist.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -68,7 +67,7 @@ class SQLiteJournal(Journal):
         self._opened: os.stat_result | None = None
 
     def open(self, deadline: Deadline) -> Opened:
-        """A directory that another server has is refused at once."""
+        """Open at once; a directory in use by another server is refused."""
         try:
             self._make_directory()
             self._take_lock()
@@ -86,8 +85,11 @@ class SQLiteJournal(Journal):
                 self.directory.mkdir(mode=0o700, parents=True)
                 _sync(self.directory.parent)
             elif self.directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                logger.warning("%s can be written by other users, who can replace what is kept "
-                               "there: chmod 700 it", self.where)  # fmt: skip
+                logger.warning(
+                    "%s can be written by other users, who can replace what is kept there: "
+                    "chmod 700 it",
+                    self.where,
+                )
         except OSError as error:
             raise JournalError(
                 f"{self.where} cannot be made: {error.strerror}; give one that this user may make"
@@ -153,7 +155,7 @@ class SQLiteJournal(Journal):
         return entries
 
     def _check_header(self) -> None:
-        """Look before SQLite does: it would take an empty file for a database of its own."""
+        """Look before SQLite does: it takes an empty file for a database of its own."""
         try:
             with self.file.open("rb") as file:
                 head = file.read(16)
@@ -194,7 +196,7 @@ class SQLiteJournal(Journal):
         )
 
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
-        """A disk is waited for as long as it takes."""
+        """Commit; the deadline is ignored, since a disk takes as long as it takes."""
         database = self._database
         if database is None:
             raise JournalLostError(f"{self.where} is closed")
@@ -222,7 +224,7 @@ class SQLiteJournal(Journal):
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
-        """Raise SQLite's errors as ours, told apart by their code."""
+        """Raise SQLite's errors as ours, by their code."""
         try:
             yield
         except sqlite3.Error as error:
@@ -248,7 +250,7 @@ class SQLiteJournal(Journal):
     def close(self) -> None:
         database, self._database = self._database, None
         if database is not None:
-            with contextlib.suppress(sqlite3.Error):  # what was committed is safe without it
+            with contextlib.suppress(sqlite3.Error):  # commits are safe without it
                 database.close()
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -256,7 +258,7 @@ class SQLiteJournal(Journal):
 
 
 def _sync(directory: Path) -> None:
-    """Let a name that was made in a directory survive a loss of power."""
+    """Make a new name in a directory survive a loss of power."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -283,7 +285,7 @@ def _checksum(name: bytes, value: bytes) -> int:
 
 
 def _add_checksums(database: sqlite3.Connection) -> None:
-    """Bring a file of format 1 to the present one."""
+    """Bring a file of format 1 to the current one."""
     database.create_function("checksum_of", 2, _checksum, deterministic=True)
     database.execute("ALTER TABLE entries ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
     database.execute("UPDATE entries SET checksum = checksum_of(name, value)")
