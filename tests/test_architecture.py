@@ -44,8 +44,6 @@ COMPOSES = {"__init__"}  # the package's own file gives the public names, lazily
 
 # (importing module, imported package) -> why it may import up or sideways
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("hosting.process", "server"): "until it binds by itself",
-    ("hosting.retry", "rendezvous"): "until it asks a predicate",
     ("__main__", "cli"): "`python -m rallypoint` is the command line",
     ("cli.simulate", "testing"): "the simulator is shipped, and this command shows it to users",
 }

@@ -7,7 +7,7 @@ worker nothing. `rallypoint.worker` is the module for training scripts.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.hosting import contract
+from rallypoint.hosting import in_process
 
 if TYPE_CHECKING:
     from rallypoint import worker as worker
@@ -82,13 +82,13 @@ _OF_EXTRAS = ("EtcdStore", "RedisStore")  # no part of `import *`, which works w
 __all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
-def _start_server(*arguments: Any) -> contract.HostedServer:
+def _start_server(*arguments: Any) -> in_process.HostedServer:
     embedded = import_module("rallypoint.server.embedded")
-    server: contract.HostedServer = embedded.start(*arguments)
+    server: in_process.HostedServer = embedded.start(*arguments)
     return server
 
 
-contract.provide(_start_server)  # the one place where a lower layer is given a higher one
+in_process.provide(_start_server)  # the one place where a lower layer is given a higher one
 
 
 def __getattr__(name: str) -> Any:

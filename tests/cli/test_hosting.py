@@ -10,7 +10,7 @@ from tests.cli.test_plan import make
 
 from rallypoint.cli import hosting
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.hosting.process import Spawned
+from rallypoint.hosting.process import ServerProcess
 from rallypoint.rendezvous.api import RendezvousTimeout
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
@@ -56,8 +56,8 @@ class Attempts:
 def host(
     monkeypatch: pytest.MonkeyPatch, attempts: Attempts, is_host: bool | None, handler: Handler
 ) -> AbstractContextManager[None]:
-    monkeypatch.setattr("rallypoint.hosting.process.host_if_ours", attempts)
-    monkeypatch.setattr("rallypoint.hosting.retry.FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("rallypoint.hosting.host.host_if_ours", attempts)
+    monkeypatch.setattr("rallypoint.hosting.host.FIRST_SECONDS", 0.001)
     plan = make(nnodes="2", endpoint="h:1", run_id="x")
     return hosting.hosted(plan, is_host, cast("DynamicRendezvousHandler", handler))
 
@@ -70,14 +70,14 @@ def test_a_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handler.unwatched.wait(LIMIT_SECONDS)
 
 
-def test_a_token_file_that_others_may_read_is_warned_of(
+def test_a_token_file_readable_by_others_causes_one_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "token"
     path.write_text("short")
     path.chmod(0o644)
     hosted = Ended("h:1", 0, tmp_path / "log", ("10.0.0.1",))
-    monkeypatch.setattr("rallypoint.hosting.process.host_if_ours", lambda *_: hosted)
+    monkeypatch.setattr("rallypoint.hosting.host.host_if_ours", lambda *_: hosted)
     plan = make(nnodes="2", endpoint="h:1", run_id="x", token_file=path)
     with hosting.hosted(plan, True, cast("DynamicRendezvousHandler", Handler())):
         pass
@@ -86,7 +86,7 @@ def test_a_token_file_that_others_may_read_is_warned_of(
     assert said.count("fewer than 16 characters") == 1
 
 
-def test_what_goes_wrong_later_is_told(
+def test_an_error_of_a_retry_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts, handler = Attempts(RendezvousConnectionError("no permission")), Handler()
@@ -96,14 +96,16 @@ def test_what_goes_wrong_later_is_told(
 
 
 @pytest.mark.parametrize("is_host", [True, False])
-def test_who_was_told_tries_once(monkeypatch: pytest.MonkeyPatch, is_host: bool) -> None:
+def test_with_is_host_given_there_is_one_attempt(
+    monkeypatch: pytest.MonkeyPatch, is_host: bool
+) -> None:
     attempts, handler, before = Attempts(), Handler(), threading.active_count()
     with host(monkeypatch, attempts, is_host, handler):
         assert attempts.count == 1
         assert threading.active_count() == before
 
 
-def test_a_failure_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_first_attempt_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts, handler = Attempts(RendezvousConnectionError("refused")), Handler()
     attempts.count = 2
     refused = pytest.raises(RendezvousConnectionError, match="refused")
@@ -117,12 +119,12 @@ def test_a_failure_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     [("first:1", "2", True), ("first:1", "1", False), ("localhost:1", "2", False),
      ("10.0.0.1:1", "2", False), ("[fe80::1]:1", "2", False)],
 )  # fmt: skip
-def test_names_are_for_others_too(endpoint: str, nnodes: str, means: bool) -> None:
+def test_a_name_means_that_other_machines_connect(endpoint: str, nnodes: str, means: bool) -> None:
     plan = make(nnodes=nnodes, endpoint=endpoint, run_id="x")
     assert hosting._means_many(plan) is means
 
 
-class Ended(Spawned):
+class Ended(ServerProcess):
     """A server that has ended in a way of its own."""
 
     code: ClassVar[int | None] = None
@@ -143,7 +145,7 @@ class Ended(Spawned):
         (-9, "", " was killed by SIGKILL without a word", False),
     ],
 )
-def test_at_the_end_a_log_is_named_or_gone(
+def test_at_the_end_a_log_is_named_or_removed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path,
     code: int | None, log: str | None, said: str, kept: bool,
 ) -> None:  # fmt: skip
@@ -151,7 +153,7 @@ def test_at_the_end_a_log_is_named_or_gone(
     Ended.code = code
     if log is not None:
         server.log.write_text(log)
-    hosting.tell_of([server])
+    hosting.report_servers([server])
     head = "rallypoint: the server that this node hosted" if said else ""
     expected = head + said.format(log=server.log)
     assert capsys.readouterr().err.strip() == expected

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import ParameterError, RendezvousConnectionError
-from rallypoint.hosting.process import Spawned, host_if_ours
-from rallypoint.net.tls import TLS
+from rallypoint.errors import ParameterError
+from rallypoint.hosting.process import ServerProcess, start_process
+from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.tcp import TCPStore
@@ -24,9 +24,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(name="spawned")
-def _spawned() -> Iterator[Spawned]:
-    found = host_if_ours("127.0.0.1:0", b"secret", False)
-    assert found is not None
+def _spawned() -> Iterator[ServerProcess]:
+    found = start_process("127.0.0.1", 0, b"secret", False, NO_TLS)
     yield found
     with contextlib.suppress(ProcessLookupError):
         os.kill(found.pid, signal.SIGKILL)
@@ -39,7 +38,7 @@ def wait_for_the_end(pid: int) -> None:
         assert not deadline.expired()
 
 
-def test_it_serves_at_once_and_ends_when_empty(spawned: Spawned) -> None:
+def test_it_serves_at_once_and_ends_when_it_is_empty(spawned: ServerProcess) -> None:
     port = int(spawned.endpoint.rpartition(":")[2])
     with TCPStore("127.0.0.1", port, token="secret", timeout=20) as store:
         assert store.add("n", 1) == 1
@@ -47,7 +46,7 @@ def test_it_serves_at_once_and_ends_when_empty(spawned: Spawned) -> None:
     assert not spawned.log.exists()  # it had nothing to say
 
 
-def test_what_it_says_is_kept(spawned: Spawned) -> None:
+def test_a_log_that_is_not_empty_is_kept(spawned: ServerProcess) -> None:
     port = int(spawned.endpoint.rpartition(":")[2])
     with TCPStore("127.0.0.1", port, token="secret", timeout=20):
         os.kill(spawned.pid, signal.SIGSTOP)
@@ -63,7 +62,7 @@ def test_what_it_says_is_kept(spawned: Spawned) -> None:
     assert "held up" in spawned.log.read_text()
 
 
-def test_orders_leave_nothing_to_keep(spawned: Spawned) -> None:
+def test_closing_a_run_leaves_no_log(spawned: ServerProcess) -> None:
     params = RendezvousParameters("core", spawned.endpoint, "job", 1, 1, token="secret")
     handler = get_rendezvous_handler(params)
     handler.set_closed()
@@ -72,56 +71,47 @@ def test_orders_leave_nothing_to_keep(spawned: Spawned) -> None:
     assert not spawned.log.exists()  # whoever takes part is told of the order
 
 
-def test_how_it_ended_is_known_where_it_was_started(spawned: Spawned) -> None:
+def test_the_exit_code_is_known_once(spawned: ServerProcess) -> None:
     assert spawned.exit_code() is None
     os.kill(spawned.pid, signal.SIGKILL)
     wait_for_the_end(spawned.pid)
     assert spawned.exit_code() == -signal.SIGKILL
-    assert spawned.exit_code() is None  # asked once too often
+    assert spawned.exit_code() is None  # it is known once
 
 
-def test_exactly_one_hosts(spawned: Spawned) -> None:
-    assert host_if_ours(spawned.endpoint, b"secret", False) is None
-    with pytest.raises(RendezvousConnectionError, match=f"{spawned.endpoint}.*a free port"):
-        host_if_ours(spawned.endpoint, b"secret", False, is_host=True)
+def test_a_port_in_use_is_an_error(spawned: ServerProcess) -> None:
+    port = int(spawned.endpoint.rpartition(":")[2])
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+        start_process("127.0.0.1", port, b"secret", False, NO_TLS)
 
 
-def test_who_is_not_the_host_does_not_start_one() -> None:
-    assert host_if_ours("192.0.2.1:29400", b"", False) is None  # another machine's
-    assert host_if_ours("nope.invalid:29400", b"", False) is None  # not in DNS yet
-    assert host_if_ours("127.0.0.1:0", b"", False, is_host=False) is None
-    with pytest.raises(RendezvousConnectionError, match=r"nope\.invalid:29400"):
-        host_if_ours("nope.invalid:29400", b"", False, is_host=True)
+def test_a_token_is_needed_off_loopback() -> None:
     with pytest.raises(ParameterError, match="token"):
-        host_if_ours("0.0.0.0:0", b"", False)
+        start_process("0.0.0.0", 0, b"", False, NO_TLS)
 
 
-def test_who_can_be_reached_from_elsewhere() -> None:
-    def spawned(*addresses: str) -> Spawned:
-        return Spawned("first:1", 1, Path("log"), addresses)
+def test_a_server_on_loopback_only_is_local() -> None:
+    def spawned(*addresses: str) -> ServerProcess:
+        return ServerProcess("first:1", 1, Path("log"), addresses)
 
     assert spawned("127.0.1.1", "::1").is_local
     assert not spawned("127.0.1.1", "10.0.0.7").is_local
 
 
-def test_unusable_tls_files_are_the_commands_error() -> None:
+def test_unusable_tls_files_are_an_error_before_the_start() -> None:
     files = TLS(cert="/nope.crt", key="/nope.key", ca="/nope.ca")
     with pytest.raises(ParameterError, match="/nope"):
-        host_if_ours("127.0.0.1:0", b"", False, None, files)
-
-
-def test_nobody_hosts_one_of_a_list() -> None:
-    endpoint = "127.0.0.1:0,127.0.0.1:1"
-    assert host_if_ours(endpoint, b"secret", False) is None
-    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
-        host_if_ours(endpoint, b"secret", False, is_host=True)
+        start_process("127.0.0.1", 0, b"", False, files)
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_nobody_is_waited_for_once_the_host_has_ended(tmp_path: Path, used: bool) -> None:
+def test_the_server_stops_waiting_for_clients_when_its_starter_ends(
+    tmp_path: Path, used: bool
+) -> None:
     script = (
-        "import sys; from rallypoint.hosting.process import host_if_ours\n"
-        "found = host_if_ours('127.0.0.1:0', b'secret', False)\n"
+        "import sys; from rallypoint.hosting.process import start_process\n"
+        "from rallypoint.net.tls import NO_TLS\n"
+        "found = start_process('127.0.0.1', 0, b'secret', False, NO_TLS)\n"
         "print(found.pid, found.endpoint, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script]

@@ -15,8 +15,8 @@ from rallypoint.errors import (
     RendezvousClosedError,
     RendezvousTimeoutError,
 )
-from rallypoint.hosting import retry
-from rallypoint.hosting.process import Spawned, host_if_ours
+from rallypoint.hosting import host as hosting
+from rallypoint.hosting.process import ServerProcess, start_process
 from rallypoint.integrations import launcher_adapter as guest_module
 from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
 from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
@@ -34,17 +34,17 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def spawned(monkeypatch: pytest.MonkeyPatch) -> list[Spawned]:
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[ServerProcess]:
     """Attempts to host are made in quick succession; the servers that come of it."""
-    servers: list[Spawned] = []
+    servers: list[ServerProcess] = []
 
-    def host(*args: Any) -> Spawned | None:
-        found = host_if_ours(*args)
-        servers.extend([found] if found is not None else [])
+    def host(*args: Any) -> ServerProcess:
+        found = start_process(*args)
+        servers.append(found)
         return found
 
-    monkeypatch.setattr(guest_module, "host_if_ours", host)
-    monkeypatch.setattr(retry, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(guest_module, "start_process", host)
+    monkeypatch.setattr(hosting, "FIRST_SECONDS", 0.001)
     return servers
 
 
@@ -117,7 +117,7 @@ def test_is_host_must_be_of_this_machine(server: EmbeddedServer) -> None:
         Guest(core_parameters(params, params.config), "a launcher", KEYS)
 
 
-def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[Spawned]) -> None:
+def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[ServerProcess]) -> None:
     params = theirs(server)
     params.endpoint = "127.0.0.1:0"
     ours = core_parameters(params, params.config)
@@ -129,7 +129,7 @@ def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[Spawned]
 
 @pytest.mark.parametrize("config", [{}, {"is_host": "true"}])
 def test_where_the_port_becomes_free_a_guest_hosts(
-    server: EmbeddedServer, spawned: list[Spawned], config: dict[str, Any]
+    server: EmbeddedServer, spawned: list[ServerProcess], config: dict[str, Any]
 ) -> None:
     """That of an earlier run still listens when all are made, and then ends."""
     params = theirs(server, **config)
@@ -149,7 +149,7 @@ def test_only_in_its_first_join_a_guest_tries_again(
         made.append(args)
         return nullcontext()
 
-    monkeypatch.setattr(guest_module, "Hosting", begin)
+    monkeypatch.setattr(guest_module, "retry_hosting", begin)
     params = theirs(server)
     guest = Guest(core_parameters(params, params.config), "a launcher", KEYS)
     guest.join()

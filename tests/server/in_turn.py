@@ -13,10 +13,11 @@ import uvloop
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election
+from rallypoint.net.listener import listen
 from rallypoint.server.ha.failover import Failover, FailoverConfig
 from rallypoint.server.journal.engine import OFFICE
 from rallypoint.server.options import Options
-from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.server.server import Server, endpoint_of
 from rallypoint.testing.memory_engine import MemoryEngine
 
 LEASE = 2.0
@@ -48,7 +49,7 @@ class InTurn:
 
     def __init__(self, engine: Engine, name: str, lease: float = LEASE, **options: Any) -> None:
         self.options = Options(**options)
-        self.sockets = bind("127.0.0.1", 0, self.options)
+        self.sockets = listen("127.0.0.1", 0, self.options.token, self.options.insecure)
         self.where = endpoint_of(self.sockets[0])
         self.state = MemoryState("memory://", name, self.where, lease, engine)
         self.servers: list[Server] = []

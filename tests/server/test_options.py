@@ -4,45 +4,12 @@ import pytest
 
 from rallypoint.errors import ParameterError
 from rallypoint.net.tls import TLS
-from rallypoint.net.tokens import worker_token
 from rallypoint.rendezvous import defaults
 from rallypoint.server.options import (
     Options,
-    check_exposure,
     exposure,
-    is_loopback,
     with_limits,
 )
-
-
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("fe80::1%eth0", False),
-    ],
-)
-def test_is_loopback(address: str, loopback: bool) -> None:
-    assert is_loopback(address) is loopback
-
-
-def test_off_loopback_a_token_is_needed() -> None:
-    with pytest.raises(ParameterError, match=r"10\.0\.0\.1 without a token.*RALLYPOINT_TOKEN"):
-        check_exposure(["127.0.0.1", "10.0.0.1"], Options())
-    check_exposure(["10.0.0.1"], Options(token=b"secret"))
-    check_exposure(["10.0.0.1"], Options(insecure=True))
-    check_exposure(["127.0.0.1", "::1"], Options())
-
-
-def test_a_workers_token_guards_no_server() -> None:
-    derived = worker_token(b"nodes", "digits").encode()
-    with pytest.raises(ParameterError, match="is a worker's"):
-        check_exposure(["10.0.0.1"], Options(token=derived))
 
 
 def test_limits_are_given_by_name() -> None:

@@ -1,16 +1,14 @@
-"""Binding exactly what was asked, and housekeeping."""
+"""The server's housekeeping."""
 
-import errno
 import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import ParameterError, StoreConnectionError
+from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import Target
 from rallypoint.net.token_sources import read_token
@@ -18,70 +16,10 @@ from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server import server as module
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.server.server import Server, endpoint_of
 from rallypoint.store.tcp import TCPStore
 
 LIMIT_SECONDS = 20
-
-
-def addresses(sockets: list[socket.socket]) -> list[str]:
-    found = [endpoint_of(sock) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return found
-
-
-def resolver(*places: tuple[int, str]) -> Callable[..., list[Any]]:
-    def answer(_host: str, port: int, **_: object) -> list[Any]:
-        return [
-            (family, socket.SOCK_STREAM, 6, "", (address, port, 0, 0)[: 4 if ":" in address else 2])
-            for family, address in places
-        ]
-
-    return answer
-
-
-def test_bind_is_exact(port: int) -> None:
-    assert addresses(bind("127.0.0.2", port, Options())) == [f"127.0.0.2:{port}"]
-
-
-def test_bind_takes_one_port_for_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    twice = resolver(*[(socket.AF_INET, a) for a in ("127.0.0.1", "127.0.0.2", "127.0.0.1")])
-    monkeypatch.setattr(socket, "getaddrinfo", twice)
-    one, two = addresses(bind("name", 0, Options()))
-    assert (one.partition(":")[0], two.partition(":")[0]) == ("127.0.0.1", "127.0.0.2")
-    assert one.partition(":")[2] == two.partition(":")[2]
-
-
-def test_bind_passes_over_addresses_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [(socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "127.0.0.1")]
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(*places))
-    (bound,) = addresses(bind("name", 0, Options()))
-    assert bound.startswith("127.0.0.1:")
-    monkeypatch.setattr(socket, "getaddrinfo", resolver(places[0]))
-    with pytest.raises(OSError, match="cannot listen on name:7") as caught:
-        bind("name", 7, Options())
-    assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-def test_bind_asks_for_a_token_only_where_it_would_listen(port: int) -> None:
-    with pytest.raises(ParameterError, match=r"0\.0\.0\.0 without a token"):
-        bind("0.0.0.0", port, Options())
-    with pytest.raises(OSError, match=r"192\.0\.2\.1:29400") as caught:
-        bind("192.0.2.1", 29400, Options())  # another machine's: nothing is exposed here
-    assert caught.value.errno == errno.EADDRNOTAVAIL
-
-
-def test_bind_names_an_unknown_host() -> None:
-    with pytest.raises(socket.gaierror, match=r"cannot listen on nope\.invalid:1"):
-        bind("nope.invalid", 1, Options())
-
-
-def test_a_taken_port_frees_what_was_bound(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(OSError, match=f"127.0.0.1:{port}") as caught:
-            bind("127.0.0.1", port, Options())
-        assert caught.value.errno == errno.EADDRINUSE
 
 
 def test_endpoint_of_an_ipv6_socket_has_brackets() -> None:

@@ -1,8 +1,4 @@
-"""Hosting the run's server where the endpoint is this machine's: now, or while the node joins.
-
-What is to be said to the user of the command line is said here; `rendezvous.hosting` has the
-theory.
-"""
+"""Hosting for `rallypoint run`: what the user is told (see `rallypoint.hosting.host`)."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -16,7 +12,7 @@ from rallypoint.net.addresses import parse_rendezvous_endpoint
 from rallypoint.net.endpoints import is_list
 
 if TYPE_CHECKING:
-    from rallypoint.hosting.process import Spawned
+    from rallypoint.hosting.process import ServerProcess
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 
 
@@ -24,40 +20,38 @@ if TYPE_CHECKING:
 def hosted(
     plan: Plan, is_host: bool | None, handler: "DynamicRendezvousHandler"
 ) -> "Iterator[None]":
-    """Start the server if the endpoint is this machine's, now or as soon as it can be had.
+    """Start the server if the endpoint is this machine's, at once or while the node joins.
 
-    At the end its log is named. Raises what `server.spawn.host_if_ours` raises.
+    At the end, names the log of a server that wrote one.
 
     Args:
         plan: of this node.
-        is_host: True: it must be this machine; False: it is not; None: it is seen.
+        is_host: see `host_if_ours`.
         handler: of this node; shut down if hosting fails.
+
+    Raises what `host_if_ours` raises.
     """
-    from rallypoint.hosting.process import host_if_ours
-    from rallypoint.hosting.retry import Hosting
+    from rallypoint.hosting.host import host_if_ours
+    from rallypoint.hosting.process import start_process
     from rallypoint.net.tls import read_tls
     from rallypoint.net.token_sources import weaknesses
+    from rallypoint.rendezvous.client.coordinator import retry_hosting
 
     params, token = plan.parameters, plan.secret()
-    servers: list[Spawned] = []
+    servers: list[ServerProcess] = []
     tls, warned = read_tls(params.config), weaknesses(token, exposed=False)
     for text in warned:
         complain(f"warning: {text}")
 
     def attempt() -> None:
-        server = host_if_ours(params.endpoint, token, plan.insecure, is_host, tls)
-        if server is None:
-            return
-        servers.append(server)
-        if not server.is_local:
-            for text in set(weaknesses(token, exposed=True)).difference(warned):
-                complain(f"warning: {text}")
-        elif _means_many(plan):
-            say(
-                f"{params.endpoint} is {', '.join(server.addresses)} on this machine, which no "
-                "other one reaches; for nodes on other machines give an address of this one "
-                "as the endpoint, or mend its own name in /etc/hosts"
-            )
+        server = host_if_ours(
+            params.endpoint,
+            is_host,
+            lambda host, port: start_process(host, port, token, plan.insecure, tls),
+        )
+        if server is not None:
+            servers.append(server)
+            _warn_of_reach(server, plan, token, warned)
 
     try:
         attempt()
@@ -66,28 +60,46 @@ def hosted(
         raise
     may_later = is_host is None and not is_list(params.endpoint)
     try:
-        with Hosting(attempt, handler, complain) if may_later and not servers else nullcontext():
+        retries = may_later and not servers
+        with retry_hosting(handler, attempt, complain) if retries else nullcontext():
             yield
     finally:
-        tell_of(servers)
+        report_servers(servers)
 
 
-def tell_of(servers: "Iterable[Spawned]") -> None:
-    """Name, at this node's end, the logs of servers that hold something, and how those ended."""
+def report_servers(servers: "Iterable[ServerProcess]") -> None:
+    """Name the log of each server that wrote one, and say how a server failed."""
     for server in servers:
         code = server.exit_code()
         try:
-            said = server.log.stat().st_size > 0
-        except FileNotFoundError:  # it has ended well, and had nothing to say
+            wrote = server.log.stat().st_size > 0
+        except FileNotFoundError:  # it has ended with an empty log
             continue
         how = f" has failed (exit code {code})" if code else ""
         if code is not None and code < 0:
             how = f" was killed by {signal.Signals(-code).name}"
-        if said:
+        if wrote:
             complain(f"the server that this node hosted{how or ' has written a log'}: {server.log}")
         elif code is not None:
             server.log.unlink(missing_ok=True)
             complain(f"the server that this node hosted{how or ' has ended'} without a word")
+
+
+def _warn_of_reach(
+    server: "ServerProcess", plan: Plan, token: bytes, warned: "Iterable[str]"
+) -> None:
+    """Warn of a server that is reached by other machines, or by none of the run's."""
+    from rallypoint.net.token_sources import weaknesses
+
+    if not server.is_local:
+        for text in set(weaknesses(token, exposed=True)).difference(warned):
+            complain(f"warning: {text}")
+    elif _means_many(plan):
+        say(
+            f"{plan.parameters.endpoint} is {', '.join(server.addresses)} on this machine, which "
+            "no other one reaches; for nodes on other machines give an address of this one as the "
+            "endpoint, or correct this machine's name in /etc/hosts"
+        )
 
 
 def _means_many(plan: Plan) -> bool:

@@ -23,6 +23,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines.url import redacted
 from rallypoint.errors import JournalError, ParameterError, RallypointError
 from rallypoint.net.addresses import parse_rendezvous_endpoint
+from rallypoint.net.listener import is_loopback, listen
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token, weaknesses
 from rallypoint.server import tracing
@@ -30,8 +31,8 @@ from rallypoint.server.ha.failover import Attend, FailoverConfig
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.journal.records import Stored
-from rallypoint.server.options import Options, is_loopback, with_limits
-from rallypoint.server.server import Server, bind, endpoint_of
+from rallypoint.server.options import Options, with_limits
+from rallypoint.server.server import Server, endpoint_of
 from rallypoint.server.tls import ServerTLS
 
 OPEN_SECONDS = 60.0  # for an engine that is out of reach; a directory is there or not
@@ -198,7 +199,7 @@ def _sockets(where: str, fds: tuple[int, ...], options: Options) -> list[socket.
     if fds:
         return [socket.socket(fileno=fd) for fd in fds]
     host, port = parse_rendezvous_endpoint(where)
-    return bind(host, port, options)
+    return listen(host, port, options.token, options.insecure)
 
 
 def _ready(

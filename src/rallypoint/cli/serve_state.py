@@ -20,9 +20,10 @@ from rallypoint.engines.registry import is_engine_url, open_engine
 from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.endpoints import join_place, parse_place
+from rallypoint.net.listener import is_loopback
 from rallypoint.rendezvous import defaults
 from rallypoint.server.ha.failover import Attend, Failover, FailoverConfig, advertised
-from rallypoint.server.options import Options, is_loopback
+from rallypoint.server.options import Options
 
 logger = logging.getLogger("rallypoint.server")
 

@@ -1,1 +1,1 @@
-"""Starting a server: in this process, as a process of its own, or again later."""
+"""Running the server of a run on this machine: who does it, and how the server is started."""

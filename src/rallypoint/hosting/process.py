@@ -1,12 +1,12 @@
 """Starting the server as a process of its own, which outlives the agent that started it.
 
-The agent binds the port itself and hands the listening socket over: exactly one agent can
-bind, clients can connect at once, and nothing has to be waited for. The server's own output
-goes to a file, so that it neither mixes with the workers' nor holds the agent's pipes open. A
-server that ends with nothing in it takes it away; what holds something, the agent names.
+The agent binds the port itself and passes the listening sockets on: exactly one agent can bind
+them, and clients can connect at once. The server writes to a log file, so that its output
+neither mixes with the workers' nor keeps the agent's pipes open. A server that ends with an
+empty log removes it; the agent names a log that is not empty.
 
-The server waits a while for its first client. The agent holds the writing end of a pipe as long as
-it lives: once that is closed, however the agent ended, nobody is waited for any more.
+The server waits a while for its first client. The agent holds the write end of a pipe for as
+long as it lives; once that is closed, however the agent ended, the server no longer waits.
 """
 
 import os
@@ -17,19 +17,22 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rallypoint.hosting.contract import check_elsewhere
-from rallypoint.net.addresses import join_endpoint, parse_rendezvous_endpoint
-from rallypoint.net.endpoints import is_list, one_host
-from rallypoint.net.tls import TLS, read_tls
+from rallypoint.net.addresses import join_endpoint
+from rallypoint.net.listener import is_loopback, listen
+from rallypoint.net.tls import TLS
 from rallypoint.net.token_sources import FILE_VARIABLE, TOKEN_VARIABLE, token_environment
-from rallypoint.server.options import Options, is_loopback
-from rallypoint.server.server import bind
-from rallypoint.server.tls import ServerTLS
 
 
 @dataclass(frozen=True)
-class Spawned:
-    """A server process: where it listens, its pid, where its output goes, what it bound."""
+class ServerProcess:
+    """A server process.
+
+    Args:
+        endpoint: HOST:PORT where it listens.
+        pid: its process id.
+        log: the file with its output.
+        addresses: the IP addresses that are bound.
+    """
 
     endpoint: str
     pid: int
@@ -38,54 +41,35 @@ class Spawned:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it: an /etc/hosts often says so of its own name."""
+        """Whether only this machine can reach it: many an /etc/hosts maps its own name so."""
         return all(is_loopback(address) for address in self.addresses)
 
     def exit_code(self) -> int | None:
-        """Return how it has ended (-N: by signal N), None while it runs; once, where it started."""
+        """Return the exit code (-N: ended by signal N), None while it runs.
+
+        It is known only once, and only in the process that started the server.
+        """
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # nobody waits for children here (SIGCHLD is ignored)
+        except ChildProcessError:  # collected already, or SIGCHLD is ignored
             return None
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
-def host_if_ours(
-    endpoint: str,
-    token: bytes,
-    insecure: bool,
-    is_host: bool | None = None,
-    tls: TLS | None = None,
-) -> Spawned | None:
-    """Start a server process if the endpoint is an address of this machine.
+def start_process(host: str, port: int, token: bytes, insecure: bool, tls: TLS) -> ServerProcess:
+    """Start a server process that is bound to exactly this address.
 
-    Args:
-        endpoint: HOST:PORT; port 0 picks one (see `Spawned.endpoint`).
-        token: shared secret of the run's nodes.
-        insecure: allow listening off loopback without one.
-        is_host: True: must host; False: never; None: if the address can be bound here.
-        tls: its files; None: those of the environment.
-
-    Returns None when another process or machine hosts, or for a list of endpoints. Raises
-    ParameterError when a token is needed, RendezvousConnectionError when it must host and
-    cannot.
+    Args and Raises: see `rallypoint.hosting.in_process.start_server`. Unusable TLS files are
+    an error here, not in the log of the server.
     """
-    if is_host:
-        one_host(endpoint)
-    if is_host is False or is_list(endpoint):
-        return None
-    host, port = parse_rendezvous_endpoint(endpoint)
-    files = read_tls() if tls is None else tls
-    if files.for_servers:
-        ServerTLS(files)  # unusable files are this command's error, not its server's
+    if tls.for_servers:
+        from rallypoint.net.tls_socket import server_context  # `ssl` is slow to import
+
+        server_context(tls)
+    sockets = listen(host, port, token, insecure)
     try:
-        sockets = bind(host, port, Options(token=token, insecure=insecure))
-    except OSError as error:
-        check_elsewhere(endpoint, error, is_host)
-        return None
-    try:
-        files.check_hosting()
-        return _spawn(host, sockets, insecure, {**token_environment(token), **files.environment()})
+        tls.check_hosting()
+        return _spawn(host, sockets, insecure, {**token_environment(token), **tls.environment()})
     finally:
         for sock in sockets:
             sock.close()
@@ -93,7 +77,7 @@ def host_if_ours(
 
 def _spawn(
     host: str, sockets: list[socket.socket], insecure: bool, secrets: dict[str, str]
-) -> Spawned:
+) -> ServerProcess:
     port = sockets[0].getsockname()[1]
     fds = [sock.fileno() for sock in sockets]
     environment = dict(os.environ)
@@ -104,7 +88,7 @@ def _spawn(
     command += [f"--fd={fd}" for fd in fds] + (["--insecure"] if insecure else [])
     handle, name = tempfile.mkstemp(prefix=f"rallypoint-server-{port}-", suffix=".log")
     command.append(f"--log-file={name}")
-    host_fd, _held = os.pipe()  # closed by the end of this process alone
+    host_fd, _held = os.pipe()  # `_held` is closed by the end of this process alone
     command.append(f"--host-fd={host_fd}")
     with os.fdopen(handle, "wb") as log:
         process = subprocess.Popen(  # our own program, no shell
@@ -119,4 +103,4 @@ def _spawn(
     os.close(host_fd)
     process.returncode = 0  # it outlives us on purpose: no ResourceWarning, no wait
     addresses = tuple(str(sock.getsockname()[0]) for sock in sockets)
-    return Spawned(join_endpoint(host, port), process.pid, Path(name), addresses)
+    return ServerProcess(join_endpoint(host, port), process.pid, Path(name), addresses)

@@ -25,8 +25,8 @@ from typing import Any
 
 from rallypoint.agent.join.progress import Waiting
 from rallypoint.errors import RallypointError, RendezvousError, RendezvousStateError
-from rallypoint.hosting.process import Spawned, host_if_ours
-from rallypoint.hosting.retry import Hosting
+from rallypoint.hosting.host import host_if_ours
+from rallypoint.hosting.process import ServerProcess, start_process
 from rallypoint.integrations.agent_round import AgentKeys, AgentRound
 from rallypoint.net.addresses import free_port, parse_rendezvous_endpoint
 from rallypoint.net.endpoints import is_list, one_host
@@ -39,6 +39,7 @@ from rallypoint.rendezvous import (
     defaults,
     get_rendezvous_handler,
 )
+from rallypoint.rendezvous.client.coordinator import retry_hosting
 from rallypoint.rendezvous.coordinator import Report
 
 logger = logging.getLogger("rallypoint")
@@ -85,7 +86,7 @@ def core_parameters(
     )
 
 
-def _attempt_to_host(params: RendezvousParameters) -> Callable[[], Spawned | None] | None:
+def _attempt_to_host(params: RendezvousParameters) -> Callable[[], ServerProcess | None] | None:
     """Return what starts the server where the endpoint can be had; None: this node never hosts.
 
     The server is a process of its own, so that it outlives the agent that started it.
@@ -100,7 +101,9 @@ def _attempt_to_host(params: RendezvousParameters) -> Callable[[], Spawned | Non
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
     tls = read_tls(params.config)
-    return lambda: host_if_ours(endpoint, token, insecure, None, tls)
+    return lambda: host_if_ours(
+        endpoint, None, lambda host, port: start_process(host, port, token, insecure, tls)
+    )
 
 
 class Guest:
@@ -127,7 +130,7 @@ class Guest:
         self._round: AgentRound | None = None
         self._hosting: Callable[[], AbstractContextManager[object]] = nullcontext
         if attempt is not None and spawned is None:
-            self._hosting = lambda: Hosting(attempt, handler, logger.warning)
+            self._hosting = lambda: retry_hosting(handler, attempt, logger.warning)
         # An agent that ends by a signal calls nothing: the others are told all the same.
         self._end = weakref.finalize(self, _end_of, handler, os.getpid())
 

@@ -1,22 +1,29 @@
-"""A socket that speaks TLS, for clients.
+"""TLS contexts for both sides, and the socket of a client that speaks TLS.
 
-`TLSSocket` offers the few methods of a socket that a `Link` uses, over a connected one. The
-TLS state is a pair of memory buffers under a lock that is never held during input or output:
-one thread may wait in `recv` while another sends, which an `ssl.SSLSocket` does not allow.
+`TLSSocket` offers the few methods of a socket that a client's connection uses, over a connected
+one. The TLS state is a pair of memory buffers under a lock that is never held during input or
+output: one thread may wait in `recv` while another sends, which an `ssl.SSLSocket` does not
+allow.
 """
 
 import functools
 import hashlib
+import logging
 import socket
 import ssl
 import threading
+from pathlib import Path
 from typing import Any, Self
 
-from rallypoint.net.certificate import ends
+from rallypoint.errors import ParameterError
 from rallypoint.net.tls import TLS, CertificateError, stamp, unusable
 
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
+_PEM_END = "-----END CERTIFICATE-----"
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+_BEFORE_VALIDITY = 3  # serial number, signature algorithm, issuer
+logger = logging.getLogger("rallypoint.server")
 
 
 def client_context(tls: TLS) -> ssl.SSLContext:
@@ -39,6 +46,88 @@ def _client_context(tls: TLS, _stamp: object) -> ssl.SSLContext:
 def binding(certificate: bytes) -> bytes:
     """Return what ties proofs to a server's certificate (DER); see RFC 5929, section 4."""
     return hashlib.sha256(certificate).digest()
+
+
+def server_context(files: TLS) -> tuple[ssl.SSLContext, bytes]:
+    """Return the context of a server, and its channel binding (see `binding`).
+
+    Raises ParameterError for files that cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # a resumed session would be accepted after its files are gone
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(files.cert, files.key or None, password="")
+        if files.verify_client:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        own, end, _chain = Path(files.cert).read_text("ascii").partition(_PEM_END)
+        start = own.index("-----BEGIN CERTIFICATE-----")
+        certificate = ssl.PEM_cert_to_DER_cert(own[start:] + end)
+    except OSError as error:  # ssl.SSLError is one
+        raise _unusable(files, error) from error
+    logger.info("the certificate in %s ends on %s UTC", files.cert, ends(certificate))
+    return context, binding(certificate)
+
+
+def _unusable(files: TLS, error: OSError) -> ParameterError:
+    """Say which of certificate and key is wrong, where that can be told."""
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        key = f"the key in tls_key={files.key}" if files.key else "the key in it"
+        return ParameterError(f"tls_cert={files.cert}: {key} is another certificate's")
+    if isinstance(error, ssl.SSLError) and not files.key:
+        return ParameterError(
+            f"tls_cert={files.cert} holds no certificate with its key; give the key too "
+            "(tls_key, --tls-key)"
+        )
+    return unusable(files, error)
+
+
+Field = tuple[int, bytes, bytes]
+
+
+def _field(data: bytes) -> Field:
+    """Return tag and content of the first DER field, and what follows it."""
+    if len(data) < 2:
+        raise ValueError("a certificate that is cut short")
+    length, start = data[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(data[2:start], "big")
+    if len(data) < start + length:
+        raise ValueError("a certificate that is cut short")
+    return data[0], data[start : start + length], data[start + length :]
+
+
+def _inside(data: bytes) -> bytes:
+    tag, content, _rest = _field(data)
+    if tag != _SEQUENCE:
+        raise ValueError("no certificate")
+    return content
+
+
+def ends(certificate: bytes) -> str:
+    """Return when a DER certificate expires, as "2027-01-31 12:00:00" in UTC.
+
+    `ssl` tells that only of certificates that it has verified, and never of one's own. So it is
+    read from the DER: the validity is the fifth field of the signed part, after an optional
+    version (RFC 5280, section 4.1). Raises ValueError if this is not a certificate.
+    """
+    rest = _inside(_inside(certificate))
+    if rest[:1] == bytes([_VERSION]):
+        rest = _field(rest)[2]
+    for _ in range(_BEFORE_VALIDITY):
+        rest = _field(rest)[2]
+    _tag, _begins, rest = _field(_inside(rest))
+    tag, raw, _rest = _field(rest)
+    text = raw.decode("ascii")
+    if tag == _UTC_TIME:  # two digits of the year; RFC 5280: below 50 is this century
+        text = ("20" if int(text[:2]) < 50 else "19") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("a certificate without an end")
+    parts = [text[i : i + 2] for i in range(4, 14, 2)]
+    return f"{text[:4]}-{parts[0]}-{parts[1]} {':'.join(parts[2:])}"
 
 
 class TLSSocket:

@@ -8,9 +8,10 @@ from typing import Any
 import uvloop
 
 from rallypoint.deadline import Deadline
+from rallypoint.net.listener import listen
 from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.server.options import Options
-from rallypoint.server.server import Server, bind
+from rallypoint.server.server import Server
 
 
 class EmbeddedServer:
@@ -21,11 +22,11 @@ class EmbeddedServer:
         port: TCP port, 0 for any free one.
         options: see `Options`.
 
-    Raises OSError or ParameterError from `bind`, in the calling thread.
+    Raises OSError or ParameterError (see `net.listener.listen`), in the calling thread.
     """
 
     def __init__(self, host: str, port: int, options: Options) -> None:
-        sockets = bind(host, port, options)
+        sockets = listen(host, port, options.token, options.insecure)
         self.host: str = host
         self.port: int = sockets[0].getsockname()[1]
         self._loop = uvloop.new_event_loop()
@@ -97,5 +98,5 @@ class EmbeddedServer:
 def start(
     host: str, port: int, token: bytes, insecure: bool, tls: TLS | None = None
 ) -> EmbeddedServer:
-    """Start a server in this process (see `rallypoint.hosting.contract`)."""
+    """Start a server in this process (see `rallypoint.hosting.in_process`)."""
     return EmbeddedServer(host, port, Options(token=token, insecure=insecure, tls=tls or NO_TLS))

@@ -1,19 +1,17 @@
-"""What a server is started with, and the check that it may start so.
+"""What a server is started with.
 
 The table of defaults (`rendezvous.defaults`) explains each limit; `rallypoint serve --limit
 NAME=N` sets one.
 """
 
 import dataclasses
-import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rallypoint.errors import ParameterError
+from rallypoint.net.listener import is_loopback
 from rallypoint.net.tls import NO_TLS, TLS
-from rallypoint.net.token_sources import TOKEN_VARIABLE
-from rallypoint.net.tokens import Keyring
 from rallypoint.rendezvous import defaults
 
 
@@ -101,27 +99,6 @@ def _pair(text: str, options: Options) -> tuple[str, Any]:
     if not 0 < number < float("inf"):
         raise ParameterError(f"--limit {text}: give a number above 0")
     return name, number
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an IP address is a loopback one."""
-    return ipaddress.ip_address(address.split("%")[0]).is_loopback
-
-
-def check_exposure(addresses: list[str], options: Options) -> None:
-    """Refuse to listen beyond loopback without a token, unless `insecure` allows it.
-
-    Raises ParameterError, also for workers' tokens: a server accepts none of them.
-    """
-    if options.token and not Keyring(options.token):
-        raise ParameterError("the token is a worker's: a server needs one that was not derived")
-    exposed = sorted({a for a in addresses if not is_loopback(a)})
-    if exposed and not options.token and not options.insecure:
-        raise ParameterError(
-            f"refusing to listen on {', '.join(exposed)} without a token: anyone who reaches it "
-            f"could join or close runs. Give all nodes the same secret (export {TOKEN_VARIABLE}="
-            "$(openssl rand -hex 16), or --token-file FILE), or pass --insecure to allow it"
-        )
 
 
 def needs_peer_credentials(options: Options) -> bool:

@@ -1,7 +1,6 @@
 """The server: listens, keeps the runs and their stores, sweeps, and ends when it should."""
 
 import asyncio
-import errno
 import functools
 import logging
 import os
@@ -11,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from rallypoint import __version__
 from rallypoint.core.state import State
 from rallypoint.net import protocol as p
+from rallypoint.net.listener import BACKLOG
 from rallypoint.net.tls import stamp
 from rallypoint.net.token_sources import FileToken, current
 from rallypoint.net.tokens import Keyring
@@ -28,7 +28,7 @@ from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server.connection import Connection
 from rallypoint.server.fault import Faults
 from rallypoint.server.limits import STALLED, ConnectionLimits, ReceiveBudget
-from rallypoint.server.options import Options, check_exposure, exposure, needs_peer_credentials
+from rallypoint.server.options import Options, exposure, needs_peer_credentials
 from rallypoint.server.peer_credentials import find_peer_credentials
 from rallypoint.server.runs import RunHost
 from rallypoint.server.status import Counters, newest_runs, run_line
@@ -42,12 +42,9 @@ logger = logging.getLogger("rallypoint.server")
 
 SWEEP_SECONDS = 0.5
 RUNS_SHOWN = 500
-BACKLOG = 65_535  # the kernel lowers it to somaxconn
 ENDED_RUNS_KEPT = 10_000
-PORT_TRIES = 16  # to find one that is free on all addresses of a name
 STORE_SECONDS = 5.0  # for the last changes to be stored
 SHUTDOWN_SECONDS = 0.3  # for clients to read the goodbye; idle ones do not read
-_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Server:
@@ -55,7 +52,7 @@ class Server:
 
     Args:
         options: see `Options`.
-        sockets: bound sockets to listen on; see `bind`.
+        sockets: bound sockets to listen on (see `net.listener.listen`).
     """
 
     make_run: Callable[[str, asyncio.AbstractEventLoop, str], RunHost] = RunHost
@@ -384,75 +381,3 @@ def endpoint_of(sock: socket.socket) -> str:
     """Return HOST:PORT of a bound socket, with brackets around an IPv6 address."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def bind(host: str, port: int, options: Options) -> list[socket.socket]:
-    """Return sockets bound to exactly what was asked: every address of `host`, one port.
-
-    Addresses that this machine does not have (IPv6 switched off, another host's) are skipped
-    as long as one is left. Only bound addresses need a token: a process that cannot host here
-    does not.
-
-    Raises OSError (the message names address and port), ParameterError when an address is not
-    loopback and there is no token.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = list(dict.fromkeys((info[0], info[4]) for info in found))  # some come twice
-        for _ in range(PORT_TRIES):
-            bound = _bind_all(addresses, port, port == 0)
-            if bound:
-                break
-        else:
-            raise OSError(errno.EADDRINUSE, "found no port that is free on all its addresses")
-        try:
-            check_exposure([str(sock.getsockname()[0]) for sock in bound], options)
-            for sock in bound:
-                sock.listen(BACKLOG)
-        except BaseException:
-            _close_all(bound)
-            raise
-    except OSError as error:
-        text = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise type(error)(error.errno, text) from error
-    return bound
-
-
-def _bind_all(addresses: list[tuple[Any, Any]], port: int, may_move: bool) -> list[socket.socket]:
-    """Bind all addresses; [] when the port of the first one is taken on another."""
-    bound: list[socket.socket] = []
-    missing: OSError | None = None
-    for family, address in addresses:
-        try:
-            sock = _bound(family, (address[0], port, *address[2:]))
-        except OSError as error:
-            if error.errno in _NO_SUCH_ADDRESS:
-                missing = error
-                continue
-            _close_all(bound)
-            if bound and may_move and error.errno == errno.EADDRINUSE:
-                return []
-            raise
-        bound.append(sock)
-        port = sock.getsockname()[1]
-    if not bound and missing is not None:
-        raise missing
-    return bound
-
-
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _close_all(sockets: list[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()

@@ -9,21 +9,17 @@ does not speak TLS gets a plain goodbye that says so.
 import asyncio
 import logging
 import ssl
-from pathlib import Path
 from typing import Any, cast
 
-from rallypoint.errors import ParameterError
 from rallypoint.net import protocol as p
-from rallypoint.net.certificate import ends
-from rallypoint.net.tls import TLS, stamp, unusable
-from rallypoint.net.tls_socket import binding
+from rallypoint.net.tls import TLS, stamp
+from rallypoint.net.tls_socket import server_context
 from rallypoint.server.connection import Connection
 
 logger = logging.getLogger("rallypoint.server")
 
 READ_BYTES = 64 * 1024
 _HANDSHAKE = 0x16  # type of a TLS record
-_PEM_END = "-----END CERTIFICATE-----"
 
 
 class ServerTLS:
@@ -38,7 +34,7 @@ class ServerTLS:
     def __init__(self, files: TLS) -> None:
         self._files = files
         self._stamp = self._now()
-        self.context, self.binding = _load(files)
+        self.context, self.binding = server_context(files)
 
     def _now(self) -> object:
         return stamp(self._files.ca, self._files.cert, self._files.key)
@@ -50,43 +46,11 @@ class ServerTLS:
             return
         self._stamp = found
         try:
-            self.context, self.binding = _load(self._files)
+            self.context, self.binding = server_context(self._files)
         except ValueError as error:  # ParameterError: half written, or wrong
             logger.warning("%s; going on with what was read before", error)
         else:
             logger.warning("the TLS files have changed: new connections use them")
-
-
-def _load(files: TLS) -> tuple[ssl.SSLContext, bytes]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # a resumed session would be accepted after its files are gone
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(files.cert, files.key or None, password="")
-        if files.verify_client:
-            context.load_verify_locations(files.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-        own, end, _chain = Path(files.cert).read_text("ascii").partition(_PEM_END)
-        start = own.index("-----BEGIN CERTIFICATE-----")
-        certificate = ssl.PEM_cert_to_DER_cert(own[start:] + end)
-    except OSError as error:  # ssl.SSLError is one
-        raise _unusable(files, error) from error
-    logger.info("the certificate in %s ends on %s UTC", files.cert, ends(certificate))
-    return context, binding(certificate)
-
-
-def _unusable(files: TLS, error: OSError) -> ParameterError:
-    """Say which of certificate and key is wrong, where that can be told."""
-    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        key = f"the key in tls_key={files.key}" if files.key else "the key in it"
-        return ParameterError(f"tls_cert={files.cert}: {key} is another certificate's")
-    if isinstance(error, ssl.SSLError) and not files.key:
-        return ParameterError(
-            f"tls_cert={files.cert} holds no certificate with its key; give the key too "
-            "(tls_key, --tls-key)"
-        )
-    return unusable(files, error)
 
 
 class TLSLayer(asyncio.Protocol):

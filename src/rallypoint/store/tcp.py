@@ -31,7 +31,7 @@ from rallypoint.errors import (
     StoreLimitError,
     StoreTimeoutError,
 )
-from rallypoint.hosting.contract import HostedServer, start_for_store
+from rallypoint.hosting.in_process import HostedServer, start_for_store
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import Link, NotOurProtocolError, Target, goodbye_error, open_link
 from rallypoint.net.endpoints import servers

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from rallypoint.net.listener import is_loopback
 from rallypoint.net.tokens import Keyring
-from rallypoint.server.options import is_loopback
 from rallypoint.server.peer_credentials import find_peer_credentials
 from rallypoint.server.server import Server
 from rallypoint.web.app import make_app
@@ -31,7 +31,7 @@ class Listener:
 
     Args:
         server: whose runs are shown; its tokens are asked for.
-        sockets: bound sockets to listen on (see `server.bind`).
+        sockets: bound sockets to listen on (see `net.listener.listen`).
         names: further names by which this machine may be called.
     """
 

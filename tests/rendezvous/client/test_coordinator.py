@@ -20,9 +20,9 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.hosting import retry
+from rallypoint.hosting import host as hosting
 from rallypoint.net.connection import Target
-from rallypoint.rendezvous.client.coordinator import HostedCoordinator, create_handler, host_if_ours
+from rallypoint.rendezvous.client.coordinator import HostedCoordinator, create_handler
 from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -299,28 +299,18 @@ def test_a_host_waits_for_the_others_to_go(make: Make, port: int) -> None:
     assert shutting.result(20) is True
 
 
-def test_who_must_host_and_cannot_says_where(port: int) -> None:
+def test_a_node_with_is_host_that_cannot_bind_says_where(make: Make, port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(RendezvousConnectionError, match=rf"127\.0\.0\.1:{port}.*free port"),
     ):
-        host_if_ours("127.0.0.1", port, b"", False, True)
-    with pytest.raises(RendezvousConnectionError, match=r"192\.0\.2\.1:29400"):
-        host_if_ours("192.0.2.1", 29400, b"", False, True)
-
-
-def test_who_is_not_the_host_needs_no_leave_to_be(port: int) -> None:
-    assert host_if_ours("192.0.2.1", 29400, b"", False, None) is None
-    assert host_if_ours("nope.invalid", 29400, b"", False, None) is None
-    assert host_if_ours("127.0.0.1", port, b"", False, False) is None
-    with pytest.raises(ParameterError, match="token"):
-        host_if_ours("0.0.0.0", port, b"", False, None)
+        make(port, is_host=True)
 
 
 def test_where_the_port_becomes_free_a_node_that_joins_hosts(
     make: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(hosting, "FIRST_SECONDS", 0.001)
     earlier = EmbeddedServer("127.0.0.1", port, Options())
     handler = make(port, is_host=None)
     earlier.stop()
@@ -338,7 +328,7 @@ def test_only_in_its_first_join_a_node_tries_again(
         made.append(args)
         return nullcontext()
 
-    monkeypatch.setattr("rallypoint.rendezvous.client.coordinator.Hosting", begin)
+    monkeypatch.setattr("rallypoint.rendezvous.client.coordinator.retry_hosting", begin)
     handler, told_not_to = make(server.port, is_host=None), make(server.port, run_id="another")
     handler.next_rendezvous()
     assert made

@@ -19,6 +19,7 @@ from rallypoint.errors import (
 )
 from rallypoint.net.connection import Target
 from rallypoint.net.endpoints import parse_places
+from rallypoint.net.listener import listen
 from rallypoint.net.tls import TLS
 from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -26,7 +27,6 @@ from rallypoint.server.ha import failover as module
 from rallypoint.server.ha.failover import FailoverConfig, advertised
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
-from rallypoint.server.server import bind
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.memory_engine import MemoryEngine
 from rallypoint.testing.store_handles import in_thread
@@ -254,7 +254,7 @@ def test_it_ends_while_it_takes_over(start: Start, engine: MemoryEngine) -> None
 def test_where_clients_find_it() -> None:
     options = Options(insecure=True)
     for host, wanted in (("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")):
-        sockets = bind(host, 0, options)
+        sockets = listen(host, 0, options.token, options.insecure)
         port = sockets[0].getsockname()[1]
         url = "etcds://user:p%40ss@127.0.0.1:2379,h2:2379/prefix?ca=x"
         assert advertised(sockets, url) == f"{wanted}:{port}"

@@ -11,11 +11,11 @@ from rallypoint.engines.election import Leader, Term
 from rallypoint.errors import AuthenticationError
 from rallypoint.net.connection import Target, open_link
 from rallypoint.net.handshake import StandbyError
+from rallypoint.net.listener import listen
 from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server.ha.leadership import LeaderStatus
 from rallypoint.server.ha.standby import StandbyServer
 from rallypoint.server.options import Options
-from rallypoint.server.server import bind
 from rallypoint.testing.store_handles import in_thread
 
 OURS = Term(7, Leader("me", "a:1"), Entry(7, b""))
@@ -24,7 +24,7 @@ THEIRS = Term(5, Leader("other", "b:2"), Entry(5, b""))
 
 def words(status: LeaderStatus) -> tuple[str, str]:
     async def look() -> tuple[str, str]:
-        sockets = bind("127.0.0.1", 0, Options())
+        sockets = listen("127.0.0.1", 0)
         server = StandbyServer(Options(), sockets, "etcd://h1/p", lambda: status)
         assert server.role == server.who_leads()[0] == server.status().role
         assert not server.leads
@@ -54,7 +54,7 @@ def _port() -> Iterator[int]:
     loop = asyncio.new_event_loop()
 
     async def serve() -> StandbyServer:
-        sockets = bind("127.0.0.1", 0, Options(token=b"secret"))
+        sockets = listen("127.0.0.1", 0, b"secret")
         ports.append(sockets[0].getsockname()[1])
         server = StandbyServer(
             Options(token=b"secret"), sockets, "etcd://h1/p", lambda: LeaderStatus(leader=THEIRS)

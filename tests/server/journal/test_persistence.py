@@ -26,13 +26,14 @@ from rallypoint.errors import (
 )
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import Target, open_link
+from rallypoint.net.listener import listen
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.dialogue import absence_seconds
 from rallypoint.server import server as module
 from rallypoint.server.journal.persistence import HELD_BYTES, Persistence
 from rallypoint.server.journal.records import FORMAT, FORMAT_NAME
 from rallypoint.server.options import Options
-from rallypoint.server.server import Server, bind
+from rallypoint.server.server import Server
 from rallypoint.store.keyspace import Keyspace
 from rallypoint.store.tcp import TCPStore
 from rallypoint.testing.memory_journal import MemoryJournal, Shelf
@@ -503,7 +504,7 @@ def test_a_server_that_was_replaced_answers_nobody() -> None:
 
 
 async def _served(shelf: Shelf, work: Any) -> None:
-    sockets = bind("127.0.0.1", 0, Options())
+    sockets = listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     journal = MemoryJournal(shelf)
     opened = journal.open(Deadline(1))
@@ -555,7 +556,7 @@ def test_a_client_whose_answers_wait_is_read_from_no_more() -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
-        sockets = bind("127.0.0.1", 0, Options())
+        sockets = listen("127.0.0.1", 0)
         port = sockets[0].getsockname()[1]
         journal = Slow(Shelf())
         server = Server(Options(), sockets)
@@ -603,7 +604,7 @@ def test_without_room_who_asks_is_told_and_an_end_leaves_a_failure(
             return answer.server.durable.trouble
 
     async def main() -> None:
-        sockets = bind("127.0.0.1", 0, Options())
+        sockets = listen("127.0.0.1", 0)
         journal = Full(Shelf())
         server = Server(Options(), sockets)
         persistence = Persistence(

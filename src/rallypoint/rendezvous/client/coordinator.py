@@ -1,10 +1,4 @@
-"""The coordinator over a server: a join is one request, everything else is told.
-
-Who hosts? Whoever can bind the endpoint's address: exactly one process of one machine can,
-and it needs neither host names nor reverse DNS to know that the address is its own. Who could
-not tries again while its first join has no connection (`rendezvous.hosting`). Of a list of
-endpoints nobody does: who leads there is decided by their servers.
-"""
+"""The coordinator over a server: a join is one request, everything else is told."""
 
 import logging
 import threading
@@ -35,11 +29,11 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.hosting.contract import HostedServer, check_elsewhere, start_server
-from rallypoint.hosting.retry import Hosting
+from rallypoint.hosting.host import HostingRetry, host_if_ours
+from rallypoint.hosting.in_process import HostedServer, start_server
 from rallypoint.net.connection import Target
-from rallypoint.net.endpoints import join_place, one_host, parse_places
-from rallypoint.net.tls import NO_TLS, TLS, read_tls
+from rallypoint.net.endpoints import parse_places
+from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client import dialogue
@@ -313,32 +307,25 @@ def _closed_of(refused: Refused) -> RunClosed:
     return RunClosed(*known, "", "", refused.why, verdict, refused.failures)
 
 
-def host_if_ours(
-    host: str,
-    port: int,
-    token: bytes,
-    insecure: bool,
-    is_host: bool | None,
-    tls: TLS = NO_TLS,
-) -> HostedServer | None:
-    """Start a server in this process if the endpoint is an address of this machine.
+def retry_hosting(
+    handler: DynamicRendezvousHandler,
+    attempt: Callable[[], object],
+    report: Callable[[str], object],
+) -> HostingRetry:
+    """Return what repeats an attempt to host while this handler joins (see `HostingRetry`)."""
 
-    Args:
-        host: host of the endpoint; a name is resolved.
-        port: its port.
-        token: shared secret of the run's nodes.
-        insecure: allow listening off loopback without one.
-        is_host: True: must host (RendezvousConnectionError if it cannot); False: never;
-            None: if the address can be bound and nobody has done so yet.
-        tls: the server's files.
-    """
-    if is_host is False:
-        return None
-    try:
-        return start_server(host, port, token, insecure, tls)
-    except OSError as error:
-        check_elsewhere(join_place(host, port), error, is_host)
-        return None
+    def is_over() -> bool:
+        try:
+            view = handler.view()
+        except RendezvousError:  # its session has failed: the join raises that
+            return True
+        return (view.assignment or view.closed or view.fenced) is not None
+
+    def is_connected() -> bool:
+        return handler.view().connected
+
+    limit = Deadline(handler.settings.timeout.join)
+    return HostingRetry(attempt, limit, is_over, is_connected, handler.on_change, report)
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -353,11 +340,15 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
     tls, is_host = read_tls(params.config), params.get_as_bool("is_host")
-    server = None
-    if is_host:
-        one_host(params.endpoint)
-    if len(places) == 1:
-        server = host_if_ours(*places[0], token, insecure, is_host, tls)
+
+    def attempt() -> HostedServer | None:
+        return host_if_ours(
+            params.endpoint,
+            is_host,
+            lambda host, port: start_server(host, port, token, insecure, tls),
+        )
+
+    server = attempt()
     if server is not None:
         places = ((places[0][0], server.port),)
     target = Target.at(places, params.run_id, token, tls)
@@ -365,10 +356,10 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     handler = DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")
     if server is None and is_host is None and len(places) == 1:
 
-        def attempt() -> None:
-            found = host_if_ours(*places[0], token, insecure, None, tls)
+        def attempt_again() -> None:
+            found = attempt()
             if found is not None:
                 coordinator.host(found)
 
-        coordinator.hosting = lambda: Hosting(attempt, handler, logger.warning)
+        coordinator.hosting = lambda: retry_hosting(handler, attempt_again, logger.warning)
     return handler
