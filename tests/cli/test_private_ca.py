@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 
 from rallypoint.cli.private_ca import make_authority, make_certificate
-from rallypoint.net.tls_socket import ends
+from rallypoint.net.certificate import ends
 
 
 def test_what_a_certificate_says(tmp_path: Path) -> None:
