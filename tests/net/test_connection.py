@@ -28,7 +28,7 @@ def framed(*bodies: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
-def test_bodies_come_whole_however_they_are_cut(step: int) -> None:
+def test_bodies_are_whole_however_they_are_split(step: int) -> None:
     link, other = pair()
     bodies = [b"", b"a", b"bc" * 40, b"\0" * 5]
     data = framed(*bodies)
@@ -51,7 +51,7 @@ def test_receive_waits_for_a_whole_body_or_its_time() -> None:
         assert link.receive() == [b"body"]
 
 
-def test_the_end_and_nonsense_are_errors() -> None:
+def test_end_and_nonsense_are_errors() -> None:
     link, other = pair()
     with link.sock:
         with other:
@@ -86,7 +86,7 @@ def test_sending_much_while_much_comes() -> None:
     thread.join(20)
 
 
-def test_sending_to_who_takes_nothing_ends() -> None:
+def test_sending_to_a_stuck_server_ends() -> None:
     link, other = pair()
     with other, link.sock, pytest.raises(StoreConnectionError, match="not taken"):
         link.send_reading([framed(b"x" * (8 << 20))], Deadline(0.1))
@@ -113,7 +113,7 @@ def test_both_sides_must_know_the_token(serve: Callable[..., EmbeddedServer]) ->
     assert "right" not in repr(target(server, b"right"))
 
 
-def test_what_is_no_server_is_not_tried_again() -> None:
+def test_other_program_is_not_tried_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as http:
         target = Target("127.0.0.1", http.getsockname()[1], "run")
         trying = in_thread(open_link, target, Deadline(60))
@@ -124,12 +124,12 @@ def test_what_is_no_server_is_not_tried_again() -> None:
                 trying.result(10)
 
 
-def test_a_refused_run_id_is_not_tried_again(server: EmbeddedServer) -> None:
+def test_refused_run_id_is_not_tried_again(server: EmbeddedServer) -> None:
     with pytest.raises(NotOurProtocolError, match="control characters"):
         open_link(Target("127.0.0.1", server.port, "a\tb"), Deadline(60))
 
 
-def test_a_handshake_that_is_cut_is_tried_again(server: EmbeddedServer) -> None:
+def test_broken_handshake_is_tried_again(server: EmbeddedServer) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         proxy.refusing = True  # like a service whose backend is not up yet
         trying = in_thread(open_link, Target("127.0.0.1", proxy.port, "run"), Deadline(30))
@@ -150,7 +150,7 @@ def test_silence_is_tried_again_until_the_deadline(monkeypatch: pytest.MonkeyPat
             open_link(target, Deadline(0.5))
 
 
-def test_a_server_that_comes_up_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
+def test_server_that_starts_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
     trying = in_thread(open_link, Target("127.0.0.1", port, "run"), Deadline(30))
     with pytest.raises(TimeoutError):
         trying.result(0.2)
@@ -158,7 +158,7 @@ def test_a_server_that_comes_up_later_is_reached(port: int, serve: Callable[...,
     trying.result(20).close()
 
 
-def test_an_address_that_is_dead_is_resolved_afresh(
+def test_dead_address_is_resolved_again(
     monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer
 ) -> None:
     replies = ["127.0.0.9", "127.0.0.9", "127.0.0.1"]  # a pod that has moved
@@ -174,7 +174,7 @@ def test_an_address_that_is_dead_is_resolved_afresh(
     link.close()
 
 
-def test_once_is_one_attempt_and_the_error_says_what_was_tried(port: int) -> None:
+def test_once_is_one_attempt_and_its_error_is_complete(port: int) -> None:
     with pytest.raises(StoreConnectionError) as caught:
         open_link(Target("127.0.0.1", port, "run"), Deadline(60), once=True)
     text = str(caught.value)
@@ -184,7 +184,7 @@ def test_once_is_one_attempt_and_the_error_says_what_was_tried(port: int) -> Non
     assert "s more" not in text  # it is over
 
 
-def test_a_token_for_one_run_asks_for_its_name(server: EmbeddedServer) -> None:
+def test_token_for_one_run_needs_its_run_id(server: EmbeddedServer) -> None:
     target = Target("127.0.0.1", server.port, "", b"run:digits secret")
     with pytest.raises(AuthenticationError, match="for run 'digits' alone: give --run-id digits"):
         open_link(target, Deadline(20))
@@ -245,9 +245,7 @@ def _standby() -> Iterator[Standby]:
     standby.close()
 
 
-def test_who_stands_by_says_who_leads_and_it_is_remembered(
-    standby: Standby, server: EmbeddedServer
-) -> None:
+def test_leader_named_by_a_standby_is_remembered(standby: Standby, server: EmbeddedServer) -> None:
     standby.leader = f"127.0.0.1:{server.port}"
     target = several(standby.port)  # the leader is not on the client's list
     began = time.monotonic()
@@ -263,7 +261,7 @@ def test_who_stands_by_says_who_leads_and_it_is_remembered(
     assert target.route.leader is None
 
 
-def test_each_server_is_named_with_what_it_said(standby: Standby, port: int) -> None:
+def test_error_names_each_server_with_its_answer(standby: Standby, port: int) -> None:
     with pytest.raises(StoreConnectionError) as caught:
         open_link(several(port, standby.port), Deadline(20), once=True)
     text = str(caught.value)
@@ -273,9 +271,7 @@ def test_each_server_is_named_with_what_it_said(standby: Standby, port: int) -> 
     assert "of several endpoints nobody hosts by itself" in text.lower()
 
 
-def test_a_leader_that_says_nothing_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer
-) -> None:
+def test_silent_leader_is_skipped(monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_OF_SEVERAL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = several(silent.getsockname()[1], server.port)
@@ -285,14 +281,14 @@ def test_a_leader_that_says_nothing_is_passed_over(
         link.close()
 
 
-def test_a_server_with_another_token_does_not_hide_ours(serve: Callable[..., Any]) -> None:
+def test_server_with_another_token_is_skipped(serve: Callable[..., Any]) -> None:
     stranger, ours = serve(token=b"another"), serve(token=b"right")
     open_link(several(stranger.port, ours.port, token=b"right"), Deadline(20)).close()
     with pytest.raises(AuthenticationError, match="none of 2 servers"):
         open_link(several(stranger.port, ours.port, token=b"no"), Deadline(20))
 
 
-def test_a_list_that_comes_up_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
+def test_servers_that_start_later_are_reached(port: int, serve: Callable[..., Any]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         target = several(taken.getsockname()[1], port)

@@ -10,7 +10,7 @@ from rallypoint.rendezvous.coordinator import Order
 from rallypoint.server.audit import deed, order, recorded
 
 
-def test_a_close_says_by_whom_and_when(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_records_who_and_when(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rallypoint.audit"):
         event = recorded(Close("me", "done\nwith", "1970"), "run", "token 00ff", "10.0.0.1:7")
     assert event.by == "me (token 00ff, 10.0.0.1:7)"
@@ -43,14 +43,14 @@ def test_exclusions_are_recorded_with_their_time(
     assert words in caplog.text
 
 
-def test_a_notice_by_somebody_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
+def test_notice_by_another_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rallypoint.audit"):
         stored = recorded(Notify("n7", "spot machine", "me", 25.0), "run", "", "10.0.0.1:7")
     assert stored == Notify("n7", "spot machine", "me", 25.0)
     assert "notify 'n7' of run 'run' by 'me' (no token, 10.0.0.1:7): 'spot machine'" in caplog.text
 
 
-def test_orders_take_an_admin_what_a_node_says_of_itself_does_not() -> None:
+def test_orders_need_an_admin_and_own_events_do_not() -> None:
     orders: list[Order] = [
         Close("me", "done"),
         Exclude(Aspect.NODE, "n7", "", "me"),

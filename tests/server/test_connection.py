@@ -61,7 +61,7 @@ def link_to(server: EmbeddedServer, run: str = "run") -> Link:
         ({"run": "a\nb"}, p.GOODBYE_PROTOCOL, "control characters"),
     ],
 )
-def test_a_hello_that_is_refused(
+def test_bad_hello_is_refused(
     server: EmbeddedServer, changes: dict[str, Any], code: str, words: str
 ) -> None:
     sock = connect(server)
@@ -78,7 +78,7 @@ def test_order_matters_in_the_handshake(server: EmbeddedServer) -> None:
         assert last_words(sock).code == p.GOODBYE_PROTOCOL
 
 
-def test_a_wrong_token_is_refused(serve: Callable[..., EmbeddedServer]) -> None:
+def test_wrong_token_is_refused(serve: Callable[..., EmbeddedServer]) -> None:
     server = serve(token=b"right")
     for proof, words in ((b"", "no token"), (b"x" * 32, "not this server's")):
         sock = connect(server)
@@ -112,7 +112,7 @@ def test_bytes_are_counted_in_both_directions(server: EmbeddedServer) -> None:
     assert (status.bytes_in, status.bytes_out) == (len(sent), got)
 
 
-def test_a_frame_above_the_limit_is_refused_unread(serve: Callable[..., EmbeddedServer]) -> None:
+def test_frame_above_the_limit_is_refused_unread(serve: Callable[..., EmbeddedServer]) -> None:
     server = serve(frame_limit=1000)
     link = link_to(server)
     link.send(p.frame(p.Call(1, 1, p.Set("k", b"x" * 2000))))
@@ -129,14 +129,14 @@ def test_nonsense_after_the_handshake_is_refused(server: EmbeddedServer) -> None
     assert "not ours" in goodbye.reason
 
 
-def test_a_join_with_impossible_values_is_refused(server: EmbeddedServer) -> None:
+def test_join_with_impossible_values_is_refused(server: EmbeddedServer) -> None:
     link = link_to(server)
     settings = msgspec.structs.replace(SETTINGS, lease_seconds=float("nan"))
     link.send(p.frame(wire.Ask(0, Join(Node("n", "10.0.0.1"), settings))))
     assert "lease_seconds=nan" in last_words(link.sock).reason
 
 
-def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., EmbeddedServer]) -> None:
+def test_client_that_does_not_read_is_disconnected(serve: Callable[..., EmbeddedServer]) -> None:
     server = serve(buffer_limit=4 << 20)
     reader, writer = link_to(server), link_to(server)
     reader.send(p.frame(p.Call(1, 1, p.Set("big", b"x" * (1 << 20)))))
@@ -161,7 +161,7 @@ def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., EmbeddedSer
     writer.close()
 
 
-def test_a_client_that_reads_late_gets_everything(server: EmbeddedServer) -> None:
+def test_client_that_reads_late_gets_everything(server: EmbeddedServer) -> None:
     link = link_to(server)
     value = bytes(range(256)) * 4096
     link.send(p.frame(p.Call(1, 1, p.Set("big", value))))
@@ -175,7 +175,7 @@ def test_a_client_that_reads_late_gets_everything(server: EmbeddedServer) -> Non
     link.close()
 
 
-def test_a_long_frame_costs_time_in_proportion(server: EmbeddedServer) -> None:
+def test_cost_of_a_long_frame_is_linear(server: EmbeddedServer) -> None:
     link, big = link_to(server), 64 << 20
     deadline = Deadline(20)  # when each piece copied what had come before: minutes
     link.send(p.frame(p.Call(1, 1, p.Set("big", b"x" * big))))
@@ -202,7 +202,7 @@ def say_again(link: Link, call: p.Call) -> None:
         link.receive()
 
 
-def test_the_older_of_two_connections_of_a_client_ends_without_effect(
+def test_older_of_two_connections_ends_without_effect(
     server: EmbeddedServer,
 ) -> None:
     """What was said on it has been said again on the newer one, and must not count twice."""
@@ -221,7 +221,7 @@ def test_the_older_of_two_connections_of_a_client_ends_without_effect(
     newer.close()
 
 
-def test_the_older_connection_is_refused_when_it_is_the_later_one_to_shake_hands(
+def test_older_connection_with_a_later_handshake_is_refused(
     server: EmbeddedServer,
 ) -> None:
     older, newer = connect(server), connect(server)
@@ -238,7 +238,7 @@ def test_the_older_connection_is_refused_when_it_is_the_later_one_to_shake_hands
         assert newer.recv(65536)
 
 
-def test_a_welcome_tells_whether_what_was_kept_is_still_the_same(
+def test_welcome_tells_whether_the_record_is_still_the_same(
     serve: Callable[..., EmbeddedServer],
 ) -> None:
     """A client that was forgotten hears so even if the first answer that said it was lost."""

@@ -27,12 +27,12 @@ def test_port_0_picks_one_and_stop_frees_it() -> None:
     assert not [t for t in threading.enumerate() if t.name == "rallypoint-server"]
 
 
-def test_off_loopback_needs_a_token() -> None:
+def test_serving_beyond_loopback_needs_a_token() -> None:
     with pytest.raises(ParameterError, match="token"):
         EmbeddedServer("0.0.0.0", 0, Options())
 
 
-def test_it_tells_when_nobody_is_connected(server: EmbeddedServer) -> None:
+def test_wait_until_empty(server: EmbeddedServer) -> None:
     assert server.wait_until_empty(Deadline(10))
     store = TCPStore("127.0.0.1", server.port)
     assert server.call(lambda s: len(s.connections), Deadline(10)) == 1
@@ -41,7 +41,7 @@ def test_it_tells_when_nobody_is_connected(server: EmbeddedServer) -> None:
     assert server.wait_until_empty(Deadline(10))
 
 
-def test_a_fault_in_the_core_ends_the_server_and_is_raised(
+def test_error_in_the_loop_ends_the_server_and_is_raised(
     serve: Callable[..., EmbeddedServer],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

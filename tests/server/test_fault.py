@@ -47,7 +47,7 @@ class Thing:
             raise TypeError("planted")
 
 
-def test_a_fault_goes_to_whoever_takes_it() -> None:
+def test_fault_goes_to_its_handler() -> None:
     thing = Thing()
     taken: list[Exception] = []
     with pytest.raises(TypeError, match="planted"):
@@ -62,7 +62,7 @@ def test_a_fault_goes_to_whoever_takes_it() -> None:
 # -- the host of a run --------------------------------------------------------------------
 
 
-def test_a_run_whose_rules_fail_is_closed_for_all_its_members() -> None:
+def test_run_whose_rules_fail_is_closed_for_all_members() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.host.on_fault = lambda error: bench.host.fail(reason(error))
@@ -84,7 +84,7 @@ def planted(_state: State, *_events: object) -> Any:
     raise TypeError("planted")
 
 
-def test_a_stored_run_whose_rules_fail_keeps_no_server_from_starting() -> None:
+def test_stored_run_whose_rules_fail_does_not_prevent_a_start() -> None:
     before, bench = Bench(), Bench()
     before.seal("a", "b")
     bench.host.on_fault = lambda error: bench.host.fail(reason(error))
@@ -97,7 +97,7 @@ def test_a_stored_run_whose_rules_fail_keeps_no_server_from_starting() -> None:
     assert "(TypeError: planted)" in phase.why
 
 
-def test_a_closed_run_that_fails_stays_as_it_was_closed() -> None:
+def test_closed_run_keeps_its_reason_when_it_fails() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.ask("a", 7, Close("operator", "now", "enough"))
@@ -131,7 +131,7 @@ def faults_of(server: EmbeddedServer) -> int:
 
 
 @pytest.mark.integration
-def test_a_bug_in_the_rules_of_one_run_ends_that_run_alone(
+def test_bug_in_the_rules_closes_only_its_run(
     server: EmbeddedServer,
     make: Make,
     monkeypatch: pytest.MonkeyPatch,
@@ -170,7 +170,7 @@ def test_a_bug_in_the_rules_of_one_run_ends_that_run_alone(
 
 
 @pytest.mark.integration
-def test_a_bug_in_the_store_of_one_run_ends_that_run_alone(
+def test_bug_in_a_store_closes_only_its_run(
     server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute = Keyspace.execute
@@ -211,7 +211,7 @@ def test_a_bug_in_the_store_of_one_run_ends_that_run_alone(
 
 
 @pytest.mark.integration
-def test_a_question_that_cannot_be_answered_is_refused(
+def test_bug_in_an_inquiry_is_denied(
     server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = make("one")
@@ -224,7 +224,7 @@ def test_a_question_that_cannot_be_answered_is_refused(
 
 
 @pytest.mark.integration
-def test_a_frame_that_cannot_be_handled_ends_its_connection(
+def test_bug_in_a_frame_ends_only_its_connection(
     server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = make("one")

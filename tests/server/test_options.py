@@ -22,7 +22,7 @@ def test_limits_are_given_by_name() -> None:
 @pytest.mark.parametrize(
     "text", ["keys_limit", "nothing=1", "token=x", "keys_limit=0", "keys_limit=x"]
 )
-def test_a_limit_that_cannot_be(text: str) -> None:
+def test_impossible_limit_is_refused(text: str) -> None:
     with pytest.raises(ParameterError, match="--limit"):
         with_limits(Options(), [text], {})
 
@@ -42,5 +42,5 @@ def test_options_show_no_token() -> None:
         (Options(tls=TLS("ca", "c", verify_client=True)), "10.0.0.1", "client certificates"),
     ],
 )
-def test_who_can_reach_it(options: Options, address: str, words: str) -> None:
+def test_exposure_in_words(options: Options, address: str, words: str) -> None:
     assert words in exposure([address], options)

@@ -100,15 +100,13 @@ def test_netlink_and_proc_know_another_user() -> None:
 
 @linux
 @pytest.mark.integration
-def test_a_listener_on_the_clients_port_is_not_the_client() -> None:
+def test_listener_on_the_clients_port_is_not_the_client() -> None:
     with contextlib.closing(Netlink()) as netlink, socket.create_server(("127.0.0.1", 0)) as other:
         assert netlink.look(other.getsockname(), ("127.0.0.1", 9)) is not None
         assert netlink.uid(other.getsockname(), ("127.0.0.1", 9)) is None
 
 
-def test_the_tables_are_read_for_all_questions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proc_is_read_for_all_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.byteorder != "little":
         pytest.skip("the rows below are those of a little-endian machine")
     (tmp_path / "tcp").write_text(
@@ -142,7 +140,7 @@ def test_this_user_and_root_may_talk() -> None:
     assert not may_talk(None)
 
 
-def test_a_refusal_says_who_may_and_what_helps() -> None:
+def test_refusal_says_who_may_talk_and_what_helps() -> None:
     text = refusal(1234)
     assert f"uid {os.geteuid()} and of root only" in text
     assert "uid 1234" in text
@@ -151,7 +149,7 @@ def test_a_refusal_says_who_may_and_what_helps() -> None:
     assert "closed already" in refusal(None)
 
 
-def test_many_questions_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queries_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = FakeLoop()
     readings: list[int] = []
     told: list[int | None] = []
@@ -175,7 +173,7 @@ def test_many_questions_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
     assert readings == [5000, 1]
 
 
-def test_a_socket_that_is_nowhere_is_nobodys() -> None:
+def test_closed_socket_has_no_owner() -> None:
     told: list[int | None] = []
     owners = PeerCredentials(cast(asyncio.AbstractEventLoop, FakeLoop()), None)
     owners.ask(None, ("127.0.0.1", 1), told.append)
@@ -183,7 +181,7 @@ def test_a_socket_that_is_nowhere_is_nobodys() -> None:
     assert told == [None, None]
 
 
-def test_where_nothing_tells_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_that_cannot_tell_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = cast(asyncio.AbstractEventLoop, FakeLoop())
     with socket.socket() as sock:
         monkeypatch.setattr(sys, "platform", "darwin")
@@ -211,7 +209,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @linux
 @root
 @pytest.mark.integration
-def test_another_users_process_is_refused_and_told_why(serve: Serve, way: str) -> None:
+def test_process_of_another_user_learns_why_it_is_refused(serve: Serve, way: str) -> None:
     server = serve()
     asked = server.call(lambda s: getattr(s.peer_credentials, "_netlink"), Deadline(5))  # noqa: B009
     assert (asked is not None) is (way == "netlink")
@@ -229,7 +227,7 @@ def test_another_users_process_is_refused_and_told_why(serve: Serve, way: str) -
 @linux
 @root
 @pytest.mark.integration
-def test_a_program_of_another_user_is_refused(serve: Serve) -> None:
+def test_process_of_another_user_is_refused(serve: Serve) -> None:
     server = serve()
     hello = p.frame(p.Hello(p.PROTOCOL_VERSION, "run", b"c" * 16, b"n" * p.NONCE_BYTES, "test"))
     said = "".join(f"\\x{byte:02x}" for byte in hello)
@@ -260,7 +258,7 @@ def test_root_may_talk_to_another_users_server(
 @pytest.mark.integration
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("reset", [False, True])
-def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve, reset: bool) -> None:
+def test_frames_sent_before_the_welcome_change_nothing(serve: Serve, reset: bool) -> None:
     """A client that sends all at once and closes is nobody's by the time it is looked at.
 
     After a reset the kernel does not even say any more where the client was.
@@ -290,7 +288,7 @@ def test_what_is_sent_ahead_of_the_answer_changes_nothing(serve: Serve, reset: b
 
 
 @pytest.mark.integration
-def test_who_has_gone_before_its_owner_is_known_does_not_enter(serve: Serve) -> None:
+def test_client_gone_before_its_owner_is_known_does_not_enter(serve: Serve) -> None:
     server, asked = serve(insecure=True), list[Any]()
 
     class Late:

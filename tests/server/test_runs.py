@@ -70,7 +70,7 @@ def test_events_of_one_turn_are_one_write() -> None:
     assert all(isinstance(s.take()[0], wire.Seated) for s in bench.connections.values())
 
 
-def test_who_asks_for_a_round_is_told_of_it_by_its_seat_alone() -> None:
+def test_joining_node_gets_its_seat_and_no_round_opened() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.join("a", 1, 1)
@@ -107,7 +107,7 @@ def test_few_nodes_do_not_wait_for_others() -> None:
     assert bench.host.writes == AT_ONCE_NODES + 1
 
 
-def test_with_thousands_of_nodes_events_wait_for_others() -> None:
+def test_events_of_thousands_of_nodes_are_batched() -> None:
     bench = many_nodes()
     for late in ("x", "y"):
         bench.join(late)
@@ -119,7 +119,7 @@ def test_with_thousands_of_nodes_events_wait_for_others() -> None:
     assert {"x", "y"} <= set(bench.host.state.candidates)
 
 
-def test_what_is_decided_by_time_or_by_one_node_does_not_wait() -> None:
+def test_events_that_decide_do_not_wait_for_others() -> None:
     bench = many_nodes()
     bench.join("x")
     bench.ask("n7", 1, Leave("n7", "done"))
@@ -129,7 +129,7 @@ def test_what_is_decided_by_time_or_by_one_node_does_not_wait() -> None:
     assert "n7" not in bench.host.state.candidates
 
 
-def test_thousands_of_cuts_and_returns_are_as_few_writes() -> None:
+def test_thousands_of_reconnects_are_few_writes() -> None:
     bench = many_nodes()
     cut = [f"n{number}" for number in range(500)]
     for node in cut:
@@ -146,7 +146,7 @@ def test_thousands_of_cuts_and_returns_are_as_few_writes() -> None:
     assert all(member.connected for member in bench.host.state.candidates.values())
 
 
-def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
+def test_leave_is_acknowledged_after_it_is_stored() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     connection = bench.ask("c", 7, Leave("c", "done here"))
@@ -161,7 +161,7 @@ def test_a_leave_is_acknowledged_after_it_is_stored() -> None:
 # -- grace (L1) ---------------------------------------------------------------------------
 
 
-def test_a_cut_connection_is_lost_after_the_grace() -> None:
+def test_disconnected_node_is_lost_after_the_grace() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.host.disconnected(bench.connections["c"])
@@ -172,7 +172,7 @@ def test_a_cut_connection_is_lost_after_the_grace() -> None:
     assert "c" in bench.labels_lost()
 
 
-def test_the_grace_is_never_longer_than_the_lease() -> None:
+def test_grace_is_at_most_the_lease() -> None:
     bench = Bench(msgspec.structs.replace(SETTINGS, grace_seconds=60.0, lease_seconds=3.0))
     bench.join("a")
     bench.join("b")
@@ -182,7 +182,7 @@ def test_the_grace_is_never_longer_than_the_lease() -> None:
     assert "b" in bench.labels_lost()
 
 
-def test_a_resume_within_the_grace_goes_on_as_if_nothing_had_happened() -> None:
+def test_resume_within_the_grace_changes_nothing() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.host.disconnected(bench.connections["b"])
@@ -197,7 +197,7 @@ def test_a_resume_within_the_grace_goes_on_as_if_nothing_had_happened() -> None:
     assert bench.labels_lost() == set()
 
 
-def test_a_join_sent_again_within_the_grace_counts_as_a_resume() -> None:
+def test_repeated_join_within_the_grace_counts_as_a_resume() -> None:
     bench = Bench()
     bench.join("a")
     bench.loop.turn()
@@ -210,7 +210,7 @@ def test_a_join_sent_again_within_the_grace_counts_as_a_resume() -> None:
     assert bench.labels_lost() == set()
 
 
-def test_an_old_connection_that_ends_late_changes_nothing() -> None:
+def test_old_connection_that_ends_late_changes_nothing() -> None:
     bench = Bench()
     bench.seal("a", "b")
     old = bench.connections["b"]
@@ -223,7 +223,7 @@ def test_an_old_connection_that_ends_late_changes_nothing() -> None:
 # -- resuming: what was missed ------------------------------------------------------------
 
 
-def test_a_lost_node_that_resumes_is_told_that_it_is_fenced() -> None:
+def test_lost_node_that_resumes_is_fenced() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.host.disconnected(bench.connections["c"])
@@ -236,7 +236,7 @@ def test_a_lost_node_that_resumes_is_told_that_it_is_fenced() -> None:
     assert connection.node is None
 
 
-def test_a_node_that_the_server_does_not_know_is_told_so() -> None:
+def test_unknown_node_learns_that_it_is_unknown() -> None:
     bench = Bench()
     connection = bench.connect("a")
     bench.host.resume(connection, wire.Resume("a", 1, 3))
@@ -245,7 +245,7 @@ def test_a_node_that_the_server_does_not_know_is_told_so() -> None:
     assert "started anew" in refused.why
 
 
-def test_a_resume_is_told_of_the_round_that_opened_meanwhile() -> None:
+def test_resumed_node_learns_of_a_round_opened_meanwhile() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.host.disconnected(bench.connections["b"])
@@ -258,7 +258,7 @@ def test_a_resume_is_told_of_the_round_that_opened_meanwhile() -> None:
     assert isinstance(bench.host.state.phase, Gathering)
 
 
-def test_a_resume_is_told_of_a_seat_that_was_given_meanwhile() -> None:
+def test_resumed_node_gets_a_seat_assigned_meanwhile() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.join("a", 1, 1)
@@ -271,7 +271,7 @@ def test_a_resume_is_told_of_a_seat_that_was_given_meanwhile() -> None:
     assert told(connection, wire.Seated).seat.round == 2
 
 
-def test_a_resume_is_told_how_many_wait() -> None:
+def test_resumed_node_learns_how_many_wait() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.host.disconnected(bench.connections["b"])
@@ -283,7 +283,7 @@ def test_a_resume_is_told_how_many_wait() -> None:
     assert told(connection, WaitingChanged).count == 1
 
 
-def test_a_resume_is_told_of_the_notices_that_stand() -> None:
+def test_resumed_node_learns_of_standing_notices() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.host.disconnected(bench.connections["b"])
@@ -298,7 +298,7 @@ def test_a_resume_is_told_of_the_notices_that_stand() -> None:
     assert (notice.node, notice.remaining_seconds) == ("a (10.0.0.1) id a", 20.0)
 
 
-def test_h1_a_node_that_was_put_out_while_it_was_away_is_told_so() -> None:
+def test_h1_node_excluded_while_disconnected_learns_it() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.host.disconnected(bench.connections["b"])
@@ -322,7 +322,7 @@ def test_h1_a_node_that_was_put_out_while_it_was_away_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_resume_is_told_that_the_run_has_closed_meanwhile(finished: bool) -> None:
+def test_resumed_node_learns_that_the_run_was_closed(finished: bool) -> None:
     bench = Bench()
     bench.seal("a", "b")
     if finished:  # this node was done before its connection was cut
@@ -337,7 +337,7 @@ def test_a_resume_is_told_that_the_run_has_closed_meanwhile(finished: bool) -> N
     assert (closed.by, closed.why) == ("someone", "enough")
 
 
-def test_who_closes_a_closed_run_is_told_who_was_faster() -> None:
+def test_closing_a_closed_run_names_who_was_faster() -> None:
     bench = Bench()
     bench.connect("x")
     bench.connect("y")
@@ -350,7 +350,7 @@ def test_who_closes_a_closed_run_is_told_who_was_faster() -> None:
     assert (closed.by, closed.why, done) == ("x", "first", wire.Done(1))
 
 
-def test_a_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
+def test_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
     bench = Bench()
     bench.seal("a", "b")
     connection = bench.connections["b"]
@@ -368,7 +368,7 @@ def test_a_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
 # -- leases, and the judge's own outages ---------------------------------------------------
 
 
-def test_silence_of_a_lease_is_a_loss() -> None:
+def test_node_silent_for_a_lease_is_lost() -> None:
     bench = Bench()
     bench.seal("a", "b", "c")
     bench.loop.advance(14)
@@ -382,7 +382,7 @@ def test_silence_of_a_lease_is_a_loss() -> None:
 
 
 @pytest.mark.cases("case-B5")
-def test_an_outage_of_the_judge_is_nobodys_death() -> None:
+def test_pause_of_the_server_loses_no_node() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.loop.stall(45)
@@ -395,7 +395,7 @@ def test_an_outage_of_the_judge_is_nobodys_death() -> None:
 
 
 @pytest.mark.cases("case-B5")
-def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
+def test_grace_that_ended_during_an_outage_starts_again() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.host.disconnected(bench.connections["b"])
@@ -411,7 +411,7 @@ def test_a_grace_that_ended_during_the_outage_begins_again() -> None:
 
 
 @pytest.mark.cases("case-B5")
-def test_who_was_cut_off_by_the_outage_has_a_lease_to_come_back() -> None:
+def test_node_disconnected_by_an_outage_has_a_lease_to_return() -> None:
     bench = Bench()
     bench.seal("a", "b")
     bench.loop.stall(30)
@@ -443,7 +443,7 @@ def test_timers_of_the_core_are_extended_by_the_outage() -> None:
 # -- the rest -----------------------------------------------------------------------------
 
 
-def test_the_report_says_what_is_waited_for() -> None:
+def test_report_says_what_the_run_waits_for() -> None:
     bench = Bench()
     bench.join("a")
     report = bench.host.report()
@@ -454,7 +454,7 @@ def test_the_report_says_what_is_waited_for() -> None:
     assert bench.host.seats() == ()
 
 
-def test_idle_means_nobody_is_live_connected_or_awaited() -> None:
+def test_idle_means_nobody_is_live_connected_or_expected() -> None:
     bench = Bench()
     assert bench.host.is_idle()
     bench.join("a")

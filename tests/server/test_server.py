@@ -40,7 +40,7 @@ def test_unused_stores_of_strangers_are_forgotten(
         assert not deadline.expired()
 
 
-def test_tokens_that_were_taken_back_do_not_return(
+def test_withdrawn_tokens_do_not_return(
     serve: Callable[..., EmbeddedServer],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -78,7 +78,7 @@ def test_the_number_of_runs_is_limited(serve: Callable[..., EmbeddedServer]) -> 
         store.close()
 
 
-def test_clients_are_told_that_the_server_shuts_down() -> None:
+def test_clients_learn_that_the_server_shuts_down() -> None:
     server = EmbeddedServer("127.0.0.1", 0, Options())
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         assert server.call(lambda s: len(s.connections), Deadline(LIMIT_SECONDS)) == 1
@@ -86,7 +86,7 @@ def test_clients_are_told_that_the_server_shuts_down() -> None:
         assert b"shutting down" in client.recv(1000)
 
 
-def test_who_is_accepted_as_the_server_ends_is_told_to_come_again() -> None:
+def test_client_accepted_during_shutdown_gets_a_goodbye() -> None:
     said: list[str] = []
 
     def accept(server: Server) -> None:
@@ -102,7 +102,7 @@ def test_who_is_accepted_as_the_server_ends_is_told_to_come_again() -> None:
     assert said == [p.GOODBYE_SHUTDOWN]
 
 
-def test_whose_run_is_over_ends_with_its_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_of_an_ended_run_ends_with_its_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 600.0)
     server = EmbeddedServer("127.0.0.1", 0, Options(until_empty=True, linger_seconds=600.0))
     target = Target("127.0.0.1", server.port, "run")

@@ -10,7 +10,7 @@ from rallypoint.server.status import Counters, Histogram
 pytestmark = pytest.mark.integration
 
 
-def test_a_server_tells_of_itself_and_its_runs() -> None:
+def test_status_describes_the_server_and_its_runs() -> None:
     with Cluster() as cluster:
         cluster.join_all(cluster.handler(2, 2), cluster.handler(2, 2))
         asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, ""), 15.0)
@@ -27,7 +27,7 @@ def test_a_server_tells_of_itself_and_its_runs() -> None:
         assert status.uptime_seconds > 0
 
 
-def test_asking_about_a_run_makes_none() -> None:
+def test_inquiry_makes_no_run() -> None:
     with Cluster() as cluster:
         asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, "nobody"), 15.0)
         report = asking.report(Deadline(5))
@@ -49,7 +49,7 @@ def test_open_runs_come_first_and_newest_first() -> None:
         assert [line.run_id for line in status.runs] == ["b", "a", "c"]
 
 
-def test_the_server_tells_watchers_of_runs_that_change() -> None:
+def test_watchers_learn_of_runs_that_change() -> None:
     with Cluster() as cluster:
         told: list[str] = []
         cluster.server.call(lambda server: server.watchers.add(told.append), Deadline(5))

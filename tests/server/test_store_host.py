@@ -48,7 +48,7 @@ class Desk:
         return self.store.attach(b"c", self.peer)
 
 
-def test_a_call_sent_again_takes_effect_once() -> None:
+def test_repeated_call_takes_effect_once() -> None:
     desk = Desk()
     assert desk.call(1, p.Add("n", 5)) == [p.Reply(1, 5)]
     assert desk.reconnect()
@@ -61,7 +61,7 @@ def test_two_stores_never_number_records_alike() -> None:
     assert Desk().store.record(b"c") != Desk().store.record(b"c")
 
 
-def test_a_waiting_call_with_an_effect_takes_effect_once() -> None:
+def test_waiting_call_with_an_effect_takes_effect_once() -> None:
     desk = Desk()
     assert desk.call(1, p.QueuePop("q", 60.0)) == []
     other = Peer()
@@ -72,7 +72,7 @@ def test_a_waiting_call_with_an_effect_takes_effect_once() -> None:
     assert desk.call(1, p.QueuePop("q", 60.0)) == [p.Reply(1, b"x")]
 
 
-def test_results_are_forgotten_once_acknowledged() -> None:
+def test_results_are_dropped_once_acknowledged() -> None:
     desk = Desk()
     client = desk.store.clients[b"c"]
     for number in range(1, 6):
@@ -101,7 +101,7 @@ def test_parked_calls_are_cancelled_with_the_connection() -> None:
     assert (desk.store.keys.parked, desk.loop.pending) == (0, 0)
 
 
-def test_a_wait_ends_at_its_limit() -> None:
+def test_wait_ends_at_its_timeout() -> None:
     desk = Desk()
     assert desk.call(1, p.Get("later", 5.0)) == []
     assert desk.call(1, p.Get("later", 5.0)) == []  # sent twice, parked once
@@ -113,7 +113,7 @@ def test_a_wait_ends_at_its_limit() -> None:
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, float("nan"), -1.0])
-def test_no_timeout_is_too_strange(timeout: float) -> None:
+def test_any_timeout_is_accepted(timeout: float) -> None:
     desk = Desk()
     desk.call(1, p.Get("later", timeout))
     desk.call(2, p.Set("later", b"x"))
@@ -130,7 +130,7 @@ def test_failures_have_codes() -> None:
     assert codes == [p.FAIL_VALUE, p.FAIL_LIMIT, p.FAIL_TIMEOUT]
 
 
-def test_an_answer_above_the_frame_limit_is_a_failure() -> None:
+def test_answer_above_the_frame_limit_is_a_failure() -> None:
     desk = Desk(frame_limit=1000)
     desk.call(1, p.Set("a", b"x" * 600))
     assert desk.call(2, p.MultiGet(["a"], 1.0)) == [p.Reply(2, [b"x" * 600])]
@@ -139,7 +139,7 @@ def test_an_answer_above_the_frame_limit_is_a_failure() -> None:
     assert "fewer keys" in failure.text
 
 
-def test_who_says_goodbye_is_forgotten_at_once_others_later() -> None:
+def test_client_with_a_goodbye_is_forgotten_at_once_others_later() -> None:
     desk = Desk()
     other = Peer()
     desk.store.attach(b"other", other)
@@ -154,7 +154,7 @@ def test_who_says_goodbye_is_forgotten_at_once_others_later() -> None:
     assert not desk.store.attach(b"c", desk.peer)  # not known any more
 
 
-def test_a_connection_that_was_replaced_ends_without_effect() -> None:
+def test_replaced_connection_ends_without_effect() -> None:
     desk = Desk()
     old, new = desk.peer, Peer()
     assert desk.store.attach(b"c", new)

@@ -26,7 +26,7 @@ class Desk:
         return over
 
 
-def test_each_key_is_over_in_its_time() -> None:
+def test_each_key_is_due_in_its_time() -> None:
     desk = Desk()
     for key, seconds in (("b", 2.0), ("a", 1.0), ("c", 3.0)):
         desk.deadlines.add(key, seconds)
@@ -37,7 +37,7 @@ def test_each_key_is_over_in_its_time() -> None:
     assert (desk.loop.pending, len(desk.deadlines)) == (0, 0)
 
 
-def test_a_key_that_was_removed_is_never_over() -> None:
+def test_removed_key_is_never_due() -> None:
     desk = Desk()
     desk.deadlines.add("a", 1.0)
     desk.deadlines.add("b", 2.0)
@@ -47,7 +47,7 @@ def test_a_key_that_was_removed_is_never_over() -> None:
     assert desk.wait(1.0) == ["b"]
 
 
-def test_a_key_that_comes_again_has_its_new_time_only() -> None:
+def test_key_added_again_has_only_its_new_time() -> None:
     desk = Desk()
     desk.deadlines.add("a", 1.0)
     desk.deadlines.remove("a")
@@ -56,7 +56,7 @@ def test_a_key_that_comes_again_has_its_new_time_only() -> None:
     assert desk.wait(1.5) == ["a"]
 
 
-def test_what_is_added_when_one_is_over_has_its_turn() -> None:
+def test_key_added_by_a_due_key_is_due_in_its_time() -> None:
     desk = Desk()
     desk.ended = lambda key: desk.deadlines.add("next", 1.0) if key == "a" else None  # type: ignore[method-assign]
     deadlines = TimerQueue[str](cast(asyncio.AbstractEventLoop, desk.loop), lambda k: desk.ended(k))
@@ -68,7 +68,7 @@ def test_what_is_added_when_one_is_over_has_its_turn() -> None:
     assert len(deadlines) == 0
 
 
-def test_a_timer_that_rings_too_early_is_set_again() -> None:
+def test_early_timer_is_set_again() -> None:
     desk = Desk()
     desk.deadlines.add("a", 1.0)
     desk.deadlines._ring()
@@ -76,7 +76,7 @@ def test_a_timer_that_rings_too_early_is_set_again() -> None:
     assert desk.wait(1.0) == ["a"]
 
 
-def test_keys_that_are_gone_leave_nothing_behind() -> None:
+def test_removed_keys_leave_nothing_behind() -> None:
     desk = Desk()
     desk.deadlines.add("stays", 300.0)
     for number in range(10_000):

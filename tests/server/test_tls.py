@@ -46,7 +46,7 @@ def test_two_versions(serve: Serve, files: Certificates, version: ssl.TLSVersion
         secured.close()
 
 
-def test_an_older_version_is_refused(serve: Serve, files: Certificates) -> None:
+def test_older_tls_version_is_refused(serve: Serve, files: Certificates) -> None:
     server = serve(tls=server_files(files))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -60,7 +60,7 @@ def test_an_older_version_is_refused(serve: Serve, files: Certificates) -> None:
         context.wrap_socket(sock)
 
 
-def test_a_renewed_certificate_is_used_and_nobody_is_cut(
+def test_renewed_certificate_closes_no_connection(
     serve: Serve, files: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_used_are_named(files: Certificates, tmp_path: Path
             ServerTLS(wrong)
 
 
-def test_who_does_not_finish_its_handshake_is_closed(
+def test_unfinished_tls_handshake_is_closed(
     serve: Serve, files: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.05)

@@ -47,7 +47,7 @@ class Told:
         return self.spans[-1]
 
 
-def test_a_round_is_a_span_once_it_has_ended() -> None:
+def test_ended_round_is_a_span() -> None:
     told = Told()
     told.bench.seal("a", "b", "c")
     assert told.spans == []
@@ -68,7 +68,7 @@ def test_a_round_is_a_span_once_it_has_ended() -> None:
     assert 39e9 < span.ended - span.start < 43e9
 
 
-def test_a_round_that_is_on_when_the_server_ends_is_told_then() -> None:
+def test_open_round_becomes_a_span_when_the_server_ends() -> None:
     told = Told()
     told.bench.seal("a", "b")
     told.traces.end()
@@ -102,7 +102,7 @@ print(server.watchers)
 
 
 @pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs rallypoint[otel]")
-def test_the_api_takes_it() -> None:
+def test_sqlite_reads_the_file() -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False,

@@ -68,7 +68,7 @@ def store_at(*servers: InTurn) -> TCPStore:
     return TCPStore.at(Target.at(places, "run"), 20)
 
 
-def test_who_stands_by_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) -> None:
+def test_standby_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
     with store_at(second) as store:
         store.set("key", b"value")
@@ -77,7 +77,7 @@ def test_who_stands_by_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) 
     assert second.servers[-1].role == f"stands by; {first.where} leads, in epoch 1"
 
 
-def test_the_next_one_goes_on_where_the_last_one_was(pair: tuple[InTurn, InTurn]) -> None:
+def test_next_leader_continues_from_the_last_state(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
     with store_at(first, second) as store:
         store.set("key", b"value")
@@ -92,7 +92,7 @@ def test_the_next_one_goes_on_where_the_last_one_was(pair: tuple[InTurn, InTurn]
         assert waits.result(20) == b"now"
 
 
-def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
+def test_restored_round_is_unchanged(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
     config = {"join": 20, "last_call": 0.1, "close": 5}
     handlers = [
@@ -123,7 +123,7 @@ def test_a_round_is_as_it_was(pair: tuple[InTurn, InTurn]) -> None:
         handler.shutdown()
 
 
-def test_who_has_lost_the_office_answers_nobody(
+def test_former_leader_answers_nobody(
     pair: tuple[InTurn, InTurn], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = pair
@@ -142,9 +142,7 @@ def test_who_has_lost_the_office_answers_nobody(
 
 
 @pytest.mark.integration
-def test_with_tls_the_leader_proves_itself_where_clients_are_sent(
-    start: Start, tmp_path: Path
-) -> None:
+def test_with_tls_the_named_leader_is_verified(start: Start, tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     tls = TLS(cert=str(files.cert), key=str(files.key))
     first = start("a", token=b"secret", tls=tls)
@@ -158,7 +156,7 @@ def test_with_tls_the_leader_proves_itself_where_clients_are_sent(
         assert store.add("count", 1) == 2
 
 
-def test_a_token_that_no_server_knows_is_refused_by_all(start: Start) -> None:
+def test_unknown_token_is_refused_by_all_servers(start: Start) -> None:
     first, second = start("a", token=b"one"), start("b", token=b"one")
     with pytest.raises(AuthenticationError, match="none of 2 servers"):
         TCPStore.at(Target.at(parse_places(f"{first.where},{second.where}"), "run", b"no"), 20)
@@ -181,7 +179,7 @@ class Broken(MemoryEngine):
         raise self.error
 
 
-def test_an_engine_that_is_away_at_the_start_is_tried_for_a_while(
+def test_database_down_at_the_start_is_retried_for_a_while(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "START_SECONDS", 0.3)
@@ -193,7 +191,7 @@ def test_an_engine_that_is_away_at_the_start_is_tried_for_a_while(
     assert str(error) == "memory cannot be reached (tried for 0 s)"
 
 
-def test_credentials_that_are_refused_end_it_at_once(start: Start) -> None:
+def test_refused_credentials_end_the_process_at_once(start: Start) -> None:
     server = start("a", engine=Broken(AuthenticationError("memory: wrong password")))
     error = server.ended()
     assert isinstance(error, JournalError)
@@ -201,14 +199,14 @@ def test_credentials_that_are_refused_end_it_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize("name", [f"{LOG}{7:016d}", f"{LOG}notes"])
-def test_a_state_that_is_not_ours_ends_it(start: Start, engine: MemoryEngine, name: str) -> None:
+def test_foreign_state_ends_the_process(start: Start, engine: MemoryEngine, name: str) -> None:
     engine.commit({name: None}, {name: b"what"}, Deadline(1))
     error = start("a").ended()
     assert isinstance(error, JournalCorruptError)
     assert name in str(error)
 
 
-def test_a_leader_that_cannot_read_the_state_makes_room(
+def test_leader_that_cannot_read_the_state_resigns(
     start: Start, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Away(MemoryEngine):
@@ -229,7 +227,7 @@ def test_a_leader_that_cannot_read_the_state_makes_room(
     assert first.error is None
 
 
-def test_it_ends_while_it_takes_over(start: Start, engine: MemoryEngine) -> None:
+def test_stop_during_a_takeover(start: Start, engine: MemoryEngine) -> None:
     class Slow(MemoryEngine):
         def scan(self, _prefix: str, deadline: Deadline) -> list[str]:
             reading.set()
@@ -251,7 +249,7 @@ def test_it_ends_while_it_takes_over(start: Start, engine: MemoryEngine) -> None
 # -- settings ------------------------------------------------------------------------------
 
 
-def test_where_clients_find_it() -> None:
+def test_advertised_address() -> None:
     options = Options(insecure=True)
     for host, wanted in (("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")):
         sockets = listen(host, 0, options.token, options.insecure)
@@ -262,13 +260,13 @@ def test_where_clients_find_it() -> None:
             sock.close()
 
 
-def test_leases_are_counted_while_the_machine_is_suspended() -> None:
+def test_leases_run_on_while_the_machine_is_suspended() -> None:
     assert module.since_boot() >= time.monotonic() - 1.0
     before = module.since_boot()
     assert module.since_boot() >= before
 
 
-def test_one_host_that_does_not_answer_costs_no_term() -> None:
+def test_silent_host_of_the_database_costs_no_term() -> None:
     from rallypoint.engines.etcd.engine import EtcdEngine
 
     state = FailoverConfig("etcd://a,b/p?timeout=30", "a", "a:1", 3.0)

@@ -103,7 +103,7 @@ def test_one_leads_and_the_other_knows_who(pair: tuple[Server, Server]) -> None:
     assert first.statuses[-1].leader == first.statuses[-1].term
 
 
-def test_who_stops_makes_room_at_once_and_the_epoch_grows(pair: tuple[Server, Server]) -> None:
+def test_stopped_leader_is_replaced_at_once_in_a_new_epoch(pair: tuple[Server, Server]) -> None:
     first, second = pair
     term = first.statuses[-1].term
     first.leadership.stop()
@@ -114,7 +114,7 @@ def test_who_stops_makes_room_at_once_and_the_epoch_grows(pair: tuple[Server, Se
     assert not first.election.is_safe()
 
 
-def test_who_resigns_stands_by_again(pair: tuple[Server, Server]) -> None:
+def test_resigned_leader_stands_by_again(pair: tuple[Server, Server]) -> None:
     first, second = pair
     term = first.statuses[-1].term
     assert term is not None
@@ -125,7 +125,7 @@ def test_who_resigns_stands_by_again(pair: tuple[Server, Server]) -> None:
     assert first.until(lambda status: status.leader is not None).leader == won
 
 
-def test_whose_entry_is_gone_stands_by(pair: tuple[Server, Server]) -> None:
+def test_leader_without_an_entry_stands_by(pair: tuple[Server, Server]) -> None:
     first, _ = pair
     entry = first.engine.read(["leader/server"], Deadline(1))["leader/server"]
     first.engine.commit({"leader/server": entry}, {"leader/server": None}, Deadline(1))
@@ -134,7 +134,7 @@ def test_whose_entry_is_gone_stands_by(pair: tuple[Server, Server]) -> None:
         each.until(lambda status: status.leader is not None)
 
 
-def test_an_engine_that_is_away_ends_a_term_after_two_leases(
+def test_database_down_for_two_leases_ends_a_term(
     pair: tuple[Server, Server],
 ) -> None:
     first, second = pair
@@ -150,7 +150,7 @@ def test_an_engine_that_is_away_ends_a_term_after_two_leases(
     assert found.leader.name == "b"
 
 
-def test_a_short_absence_is_waited_for() -> None:
+def test_short_outage_of_the_database_is_waited_for() -> None:
     engine, clock = Faulty(lambda: 0.0), ManualClock()  # nothing expires
     server = Server("a", engine, clock)
     server.leads()
@@ -163,7 +163,7 @@ def test_a_short_absence_is_waited_for() -> None:
     server.leadership.stop()
 
 
-def test_a_term_that_the_engine_has_kept_is_not_waited_for() -> None:
+def test_own_earlier_term_is_not_waited_for() -> None:
     engine, clock = Faulty(lambda: 0.0), ManualClock()  # nothing expires
     server = Server("a", engine, clock)
     term = server.leads().term
@@ -178,7 +178,7 @@ def test_a_term_that_the_engine_has_kept_is_not_waited_for() -> None:
     server.leadership.stop()
 
 
-def test_a_failure_of_ours_is_told() -> None:
+def test_unexpected_error_is_reported() -> None:
     engine = Faulty()
     engine.broken = KeyError("a bug")
     server = Server("a", engine)
@@ -187,7 +187,7 @@ def test_a_failure_of_ours_is_told() -> None:
     server.leadership.stop()
 
 
-def test_an_engine_that_is_away_at_the_start_is_waited_for() -> None:
+def test_database_down_at_the_start_is_waited_for() -> None:
     engine = Faulty()
     engine.away = True
     server = Server("a", engine)

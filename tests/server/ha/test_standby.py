@@ -37,7 +37,7 @@ def words(status: LeaderStatus) -> tuple[str, str]:
     return asyncio.run(look())
 
 
-def test_it_says_who_leads() -> None:
+def test_standby_names_the_leader() -> None:
     assert words(LeaderStatus(leader=THEIRS)) == ("stands by; b:2 leads, in epoch 5", "b:2")
     assert words(LeaderStatus()) == ("stands by; nobody is known to lead", "")
     text, leader = words(LeaderStatus(trouble="etcd://h1/p cannot be reached"))
@@ -70,7 +70,7 @@ def _port() -> Iterator[int]:
     loop.close()
 
 
-def test_only_who_has_proved_himself_is_told(port: int) -> None:
+def test_standby_names_the_leader_only_to_proved_clients(port: int) -> None:
     with pytest.raises(StandbyError) as caught:
         open_link(Target("127.0.0.1", port, "run", b"secret"), Deadline(1), once=True)
     assert "b:2" in str(caught.value)

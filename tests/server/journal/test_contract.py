@@ -22,18 +22,18 @@ class Plain(Journal):
     def close(self) -> None: ...
 
 
-def test_one_that_is_never_taken_over_need_not_say_so() -> None:
+def test_may_answer_is_true_by_default() -> None:
     journal = Plain()
     journal.open(Deadline(1))
     assert journal.may_answer()
     assert journal.on_lost is None
 
 
-def test_a_contract_is_not_made() -> None:
+def test_journal_is_abstract() -> None:
     with pytest.raises(TypeError):
         Journal()  # type: ignore[abstract]
 
 
-def test_names_have_room_for_every_run_and_key() -> None:
+def test_name_limit_fits_every_run_and_key() -> None:
     quoted = 3 * 4 * p.RUN_LIMIT  # each byte of each character as %XX
     assert quoted + p.KEY_LIMIT + len("item///") + 20 <= NAME_BYTES

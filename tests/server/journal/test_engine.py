@@ -103,7 +103,7 @@ def _engine() -> Counting:
     return Counting()
 
 
-def test_a_commit_is_one_write_whatever_is_in_it(engine: Counting) -> None:
+def test_commit_is_one_write(engine: Counting) -> None:
     journal = journal_on(engine)
     journal.open(within())
     before = engine.commits
@@ -120,7 +120,7 @@ def test_a_commit_is_one_write_whatever_is_in_it(engine: Counting) -> None:
     assert len(entries) == 1500
 
 
-def test_a_leader_that_was_paused_changes_nothing() -> None:
+def test_paused_leader_changes_nothing() -> None:
     clock = ManualClock()
     engine = Counting(clock)
     first, second = journal_on(engine, "a", clock), journal_on(engine, "b", clock)
@@ -142,13 +142,13 @@ def test_a_leader_that_was_paused_changes_nothing() -> None:
     assert last.epoch > opened.epoch
 
 
-def test_who_does_not_win_in_time_is_told_who_leads(engine: Counting) -> None:
+def test_losing_candidate_learns_who_leads(engine: Counting) -> None:
     journal_on(engine, "a").open(within())
     with pytest.raises(JournalLostError, match="a:1 leads"):
         journal_on(engine, "b").open(Deadline(0.05))
 
 
-def test_an_office_that_was_won_elsewhere_is_not_given_up(engine: Counting) -> None:
+def test_term_won_elsewhere_is_not_given_up(engine: Counting) -> None:
     election = Election(engine, OFFICE, LEASE, time.monotonic)
     term = election.try_to_lead(Leader("a", "a:1"), within())
     assert term is not None
@@ -171,7 +171,9 @@ def test_an_office_that_was_won_elsewhere_is_not_given_up(engine: Counting) -> N
         (StoreValueError("not ours"), JournalCorruptError),
     ],
 )
-def test_errors_are_ours(engine: Counting, failure: Exception, kind: type[Exception]) -> None:
+def test_database_errors_become_journal_errors(
+    engine: Counting, failure: Exception, kind: type[Exception]
+) -> None:
     journal = journal_on(engine)
     journal.open(within())
     engine.failure = failure
@@ -184,7 +186,7 @@ def test_errors_are_ours(engine: Counting, failure: Exception, kind: type[Except
     assert dict(journal_on(engine).open(within()).entries) == {"a": b"2"}
 
 
-def test_what_is_not_ours_is_refused_by_name(engine: Counting) -> None:
+def test_foreign_entry_is_refused_by_name(engine: Counting) -> None:
     engine.commit({f"{LOG}7": None}, {f"{LOG}7": b"what"}, within())
     with pytest.raises(JournalCorruptError, match=f"memory: {LOG}7 begins with"):
         journal_on(engine).open(within())
@@ -194,7 +196,7 @@ def test_what_is_not_ours_is_refused_by_name(engine: Counting) -> None:
         journal_on(other).open(within())
 
 
-def test_closing_ends_a_call_that_waits() -> None:
+def test_close_ends_a_blocked_call() -> None:
     class Away(Counting):
         def commit(self, *args: Any, **options: Any) -> Any:
             if self.failure is None:
@@ -220,7 +222,7 @@ def test_closing_ends_a_call_that_waits() -> None:
         commit.result(20)
 
 
-def test_it_writes_by_its_own_client(engine: Counting) -> None:
+def test_commit_uses_the_journals_own_client(engine: Counting) -> None:
     """The election's client has limits that are too short for large values."""
     quick = engine.clone()
     election = Election(quick, OFFICE, LEASE, time.monotonic)

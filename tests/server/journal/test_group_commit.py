@@ -79,7 +79,7 @@ class Desk:
         self.group_commit.hold(self.reader, data)
 
 
-def test_without_room_who_only_asks_is_answered_and_nobody_else() -> None:
+def test_full_journal_answers_only_inquiries() -> None:
     desk, asks = Desk(), Reader()
     desk.change(b"1")
     desk.group_commit.hold(asks, b"rides", aside=True)
@@ -95,7 +95,7 @@ def test_without_room_who_only_asks_is_answered_and_nobody_else() -> None:
     assert (asks.got, desk.reader.got) == ([b"rides", b"gathers"], [b"1", b"2"])
 
 
-def test_what_rests_on_nothing_unsaved_is_told_at_once() -> None:
+def test_frame_without_unsaved_changes_is_sent_at_once() -> None:
     desk = Desk()
     desk.tell(b"1")
     assert desk.reader.got == [b"1"]
@@ -103,7 +103,7 @@ def test_what_rests_on_nothing_unsaved_is_told_at_once() -> None:
     assert desk.pen.orders == []
 
 
-def test_a_change_is_told_once_it_is_durable() -> None:
+def test_change_is_sent_once_it_is_durable() -> None:
     desk = Desk()
     desk.change(b"1")
     desk.loop.turn()
@@ -113,7 +113,7 @@ def test_a_change_is_told_once_it_is_durable() -> None:
     assert desk.group_commit.is_resting
 
 
-def test_who_reads_what_is_not_durable_waits_too() -> None:
+def test_reader_of_unsaved_state_waits_too() -> None:
     desk, other = Desk(), Reader()
     desk.change(b"1")
     desk.loop.turn()
@@ -153,7 +153,7 @@ def test_frames_keep_their_order() -> None:
     assert desk.reader.got == [b"%d" % n for n in range(9)]
 
 
-def test_a_part_that_is_let_go_of_is_not_stored() -> None:
+def test_unmarked_source_is_not_stored() -> None:
     desk, second = Desk(), Part("b")
     desk.change(b"1")
     desk.change(b"2", second)
@@ -162,7 +162,7 @@ def test_a_part_that_is_let_go_of_is_not_stored() -> None:
     assert desk.pen.finish() == {"a": b"1"}
 
 
-def test_the_time_of_commits_is_told() -> None:
+def test_status_has_the_time_of_commits() -> None:
     desk = Desk()
     for seconds in (0.5, 1.5):
         desk.change(b"1")
@@ -177,7 +177,7 @@ def test_the_time_of_commits_is_told() -> None:
 # -- what goes wrong --------------------------------------------------------------------------
 
 
-def test_without_room_the_same_batch_is_tried_again() -> None:
+def test_full_journal_retries_the_same_batch() -> None:
     desk = Desk()
     desk.change(b"1")
     desk.loop.turn()
@@ -198,7 +198,7 @@ def test_without_room_the_same_batch_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("error", [JournalLostError("another leads"), JournalError("broken")])
-def test_after_any_other_error_nobody_is_told_anything(error: JournalError) -> None:
+def test_other_commit_errors_drop_all_held_frames(error: JournalError) -> None:
     desk = Desk()
     desk.change(b"1")
     desk.loop.turn()
@@ -211,7 +211,7 @@ def test_after_any_other_error_nobody_is_told_anything(error: JournalError) -> N
     assert desk.group_commit.is_resting is False
 
 
-def test_who_may_not_lead_any_more_proves_it_before_it_answers() -> None:
+def test_doubtful_leader_commits_before_it_answers() -> None:
     desk = Desk()
     other = MemoryJournal(desk.journal._shelf)
     other.open(Deadline(1))
@@ -227,7 +227,7 @@ def test_who_may_not_lead_any_more_proves_it_before_it_answers() -> None:
     assert desk.failures == [caught.value]
 
 
-def test_what_is_told_while_leading_is_proved_keeps_its_order() -> None:
+def test_frames_held_for_a_leadership_proof_keep_their_order() -> None:
     desk = Desk()
     desk.group_commit._may_answer = lambda: False  # a lease that is nearly over, say
     desk.tell(b"1")
@@ -238,7 +238,7 @@ def test_what_is_told_while_leading_is_proved_keeps_its_order() -> None:
     assert desk.reader.got == [b"1", b"2", b"3"]
 
 
-def test_the_journal_itself_says_that_it_is_lost() -> None:
+def test_journal_reports_its_own_loss() -> None:
     desk, loop = Desk(), asyncio.new_event_loop()
     try:
         group_commit = GroupCommit(loop, desk.journal, desk.pen, desk.failures.append)
@@ -278,7 +278,7 @@ async def _rests() -> None:
     assert not journal.may_answer()  # closed by its thread
 
 
-def test_at_rest_everything_is_stored_and_told() -> None:
+def test_at_rest_everything_is_stored_and_sent() -> None:
     asyncio.run(_rests())
 
 
@@ -296,7 +296,7 @@ async def _does_not_rest() -> None:
     assert desk.reader.got == []
 
 
-def test_a_journal_that_hangs_holds_up_no_shutdown() -> None:
+def test_hanging_journal_delays_no_shutdown() -> None:
     asyncio.run(_does_not_rest())
 
 
@@ -313,7 +313,7 @@ async def _ends_with_a_failure() -> float:
     return loop.time() - before
 
 
-def test_a_commit_that_fails_in_the_shutdown_ends_the_wait() -> None:
+def test_failed_commit_ends_the_wait_of_a_shutdown() -> None:
     assert asyncio.run(_ends_with_a_failure()) < 30
 
 
@@ -334,5 +334,5 @@ async def _hands_over() -> None:
     group_commit.close()
 
 
-def test_what_fails_in_the_thread_is_handed_to_the_server() -> None:
+def test_error_in_the_writer_thread_reaches_the_server() -> None:
     asyncio.run(_hands_over())

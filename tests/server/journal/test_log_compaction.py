@@ -54,7 +54,7 @@ batches = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(batches, st.integers(1, 4), st.integers(0, 60))
-def test_what_stands_is_what_was_committed(
+def test_replay_yields_what_was_committed(
     changes: list[Changes], most: int, reopen_at: int
 ) -> None:
     before = module.MOST_SEGMENTS, module.SLACK_BYTES, module.VICTIMS, module.CARRIED_BYTES
@@ -77,7 +77,7 @@ def test_what_stands_is_what_was_committed(
         (module.MOST_SEGMENTS, module.SLACK_BYTES, module.VICTIMS, module.CARRIED_BYTES) = before
 
 
-def test_what_is_dead_goes_with_the_next_commit_and_is_not_read() -> None:
+def test_dead_segment_is_removed_unread_by_the_next_commit() -> None:
     log = Log()
     for number in range(10):
         log.commit({"state": b"%d" % number})
@@ -85,7 +85,7 @@ def test_what_is_dead_goes_with_the_next_commit_and_is_not_read() -> None:
     assert log.read == 0
 
 
-def test_a_deletion_goes_when_nothing_could_bring_the_entry_back() -> None:
+def test_deletion_is_dropped_once_no_segment_has_the_entry() -> None:
     log = Log()
     log.commit({"a": b"1", "b": b"1"})
     log.commit({"a": None})
@@ -106,7 +106,7 @@ def test_the_number_of_segments_is_bounded_and_carrying_is_cheap() -> None:
     assert log.carried < 12 * count
 
 
-def test_a_large_value_that_lives_is_left_where_it_is() -> None:
+def test_large_live_value_is_not_carried() -> None:
     log = Log()
     log.commit({"large": bytes(8 << 20)})
     for number in range(1000):
@@ -115,7 +115,7 @@ def test_a_large_value_that_lives_is_left_where_it_is() -> None:
     assert log.entries()["state"] == b"999"
 
 
-def test_what_is_mostly_dead_is_cleaned() -> None:
+def test_mostly_dead_segment_is_compacted() -> None:
     log = Log()
     for number in range(8):
         log.commit({"small": b"%d" % number, f"keep{number}": b"k", "large": bytes(3 << 20)})
@@ -133,7 +133,7 @@ def test_packing(size: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"other", b"rpl1:\xff\xff", b"rpl1z:abc", b"rpl2:abc"])
-def test_what_is_not_ours_is_refused_by_name(data: bytes) -> None:
+def test_foreign_entry_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(JournalCorruptError, match="segment 7"):
         unpack("segment 7", data)
 
@@ -144,7 +144,7 @@ def test_only_large_segments_are_compressed(size: int, head: bytes) -> None:
     assert pack({"a": bytes(module.PACKED_BYTES - names + size)}).startswith(head)
 
 
-def test_cleaning_carries_little_but_always_takes_a_segment() -> None:
+def test_compaction_carries_little_but_always_removes_a_segment() -> None:
     segments = Segments()
     for number in range(1, module.MOST_SEGMENTS + 2):
         segments.add(number, {f"key{number}": bytes(module.CARRIED_BYTES // 4)})
@@ -153,7 +153,7 @@ def test_cleaning_carries_little_but_always_takes_a_segment() -> None:
     assert chosen == segments.to_read(chosen)
 
 
-def test_cleaning_takes_a_bounded_number_of_segments() -> None:
+def test_compaction_removes_a_bounded_number_of_segments() -> None:
     segments, last = Segments(), module.MOST_SEGMENTS + 12
     for number in range(1, last):
         segments.add(number, {f"key{number}": b"v"})

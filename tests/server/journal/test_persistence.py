@@ -168,7 +168,7 @@ def content(keys: Keyspace) -> Any:
 
 @given(STEPS)
 @settings(max_examples=300, deadline=None)
-def test_a_crash_at_any_moment_changes_nothing(steps: list[Any]) -> None:
+def test_crash_at_any_moment_changes_nothing(steps: list[Any]) -> None:
     story = Story()
     for step in steps:
         if isinstance(step, str):
@@ -195,7 +195,7 @@ class Client:
         return self.peer.got.get(number)
 
 
-def test_blocked_calls_are_asked_again_of_the_next_server() -> None:
+def test_blocked_calls_go_to_the_next_server() -> None:
     shelf = Shelf()
     first = Life(shelf)
     waits: list[tuple[bytes, p.StoreRequest, Any]] = [
@@ -225,7 +225,7 @@ def test_blocked_calls_are_asked_again_of_the_next_server() -> None:
     assert {n: c.peer.got[1] for n, c in again.items()} == {n: p.Reply(1, r) for n, _, r in waits}
 
 
-def test_a_watcher_is_told_of_nothing_twice_by_a_restart() -> None:
+def test_restart_repeats_no_watch_result() -> None:
     shelf = Shelf()
     first = Life(shelf)
     client = Client(first)
@@ -243,7 +243,7 @@ def test_a_watcher_is_told_of_nothing_twice_by_a_restart() -> None:
     assert client.peer.got[5] == p.Reply(5, [version + 3, b"2"])
 
 
-def test_a_client_that_was_forgotten_is_another_one() -> None:
+def test_forgotten_client_gets_a_new_record() -> None:
     shelf = Shelf()
     first = Life(shelf)
     client = Client(first)
@@ -259,7 +259,7 @@ def test_a_client_that_was_forgotten_is_another_one() -> None:
     assert back.store.record(b"c") != record
 
 
-def test_a_client_that_says_goodbye_leaves_nothing() -> None:
+def test_client_that_says_goodbye_leaves_nothing() -> None:
     shelf = Shelf()
     life = Life(shelf)
     client = Client(life)
@@ -275,7 +275,7 @@ def under_way(life: Life) -> Any:
     return life.pen.order and life.pen.order[0]
 
 
-def test_without_room_changes_are_refused_and_nothing_told_is_lost() -> None:
+def test_full_journal_refuses_changes_and_loses_nothing_sent() -> None:
     shelf = Shelf()
     life = Life(shelf)
     client = Client(life)
@@ -301,7 +301,7 @@ def test_without_room_changes_are_refused_and_nothing_told_is_lost() -> None:
     assert client.peer.got[4] == p.Reply(4, 2)
 
 
-def test_runs_and_spaces_that_are_let_go_of_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_runs_and_stores_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Shelf()
     life = Life(shelf)
     client = Client(life)
@@ -350,7 +350,7 @@ def resume(life: Life, node: str) -> HeldConnection:
     return session
 
 
-def test_members_resume_in_the_same_round_while_they_may_be_away() -> None:
+def test_members_resume_in_the_same_round_after_a_restart() -> None:
     shelf = Shelf()
     seats = sealed(shelf, "a", "b", "c")
     assert {type(seat) for seat in seats.values()} == {wire.Seated}
@@ -372,7 +372,7 @@ def test_members_resume_in_the_same_round_while_they_may_be_away() -> None:
     assert all(isinstance(session.sent[-1], RoundOpened) for session in sessions)
 
 
-def test_who_was_told_to_join_again_has_the_time_to_come_back_first() -> None:
+def test_rejoin_limit_allows_for_the_time_to_reconnect() -> None:
     shelf = Shelf()
     sealed(shelf, "a", "b", "c")
     first = Life(shelf)
@@ -392,7 +392,7 @@ def test_who_was_told_to_join_again_has_the_time_to_come_back_first() -> None:
     assert run.state.participants == {}
 
 
-def test_nobody_is_late_while_nothing_can_be_told() -> None:
+def test_no_node_is_lost_while_commits_are_delayed() -> None:
     shelf = Shelf()
     sealed(shelf, "a", "b", "c")
     life = Life(shelf)
@@ -413,7 +413,7 @@ def test_nobody_is_late_while_nothing_can_be_told() -> None:
     assert run.state.participants == {}
 
 
-def test_a_join_that_was_under_way_goes_on() -> None:
+def test_join_survives_a_takeover() -> None:
     shelf = Shelf()
     first = Life(shelf)
     join(first, "a")
@@ -430,7 +430,7 @@ def test_a_join_that_was_under_way_goes_on() -> None:
     assert all(isinstance(session.sent[-1], wire.Seated) for session in sessions)
 
 
-def test_a_seat_that_was_stored_and_told_to_nobody_is_told_later() -> None:
+def test_stored_seat_that_was_not_sent_is_sent_after_a_restart() -> None:
     shelf = Shelf()
     first = Life(shelf)
     sessions = [join(first, "a"), join(first, "b")]
@@ -444,7 +444,7 @@ def test_a_seat_that_was_stored_and_told_to_nobody_is_told_later() -> None:
     assert all(isinstance(session.sent[-1], wire.Seated) for session in again)
 
 
-def test_a_closed_run_stays_closed_and_says_why() -> None:
+def test_closed_run_stays_closed_and_says_why() -> None:
     shelf = Shelf()
     sealed(shelf, "a", "b")
     life = Life(shelf)
@@ -460,7 +460,7 @@ def test_a_closed_run_stays_closed_and_says_why() -> None:
     assert isinstance(later.server.run("run").state.phase, Closed)
 
 
-def test_what_is_done_is_acknowledged_once_it_is_stored() -> None:
+def test_request_is_acknowledged_once_it_is_stored() -> None:
     shelf = Shelf()
     sealed(shelf, "a", "b", "c")
     life = Life(shelf)
@@ -477,12 +477,12 @@ def test_what_is_done_is_acknowledged_once_it_is_stored() -> None:
         assert wire.Done(number) in session.take()
 
 
-def test_the_epoch_is_the_journals() -> None:
+def test_epoch_is_the_journals() -> None:
     shelf = Shelf()
     assert [Life(shelf).server.epoch for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_server_that_was_replaced_answers_nobody() -> None:
+def test_replaced_server_answers_nobody() -> None:
     shelf = Shelf()
     old = Life(shelf)
     client = Client(old)
@@ -519,7 +519,7 @@ async def _served(shelf: Shelf, work: Any) -> None:
         await serving
 
 
-def test_a_server_that_ends_stores_what_it_told_and_says_that_it_keeps_it() -> None:
+def test_ending_server_stores_everything_and_says_where() -> None:
     shelf = Shelf()
 
     def work(port: int, server: Server) -> None:
@@ -545,7 +545,7 @@ def test_a_server_that_ends_stores_what_it_told_and_says_that_it_keeps_it() -> N
     asyncio.run(_served(shelf, again))
 
 
-def test_a_client_whose_answers_wait_is_read_from_no_more() -> None:
+def test_client_with_many_held_answers_is_paused() -> None:
     hold = [True]
 
     class Slow(MemoryJournal):
@@ -584,7 +584,7 @@ def test_a_client_whose_answers_wait_is_read_from_no_more() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_without_room_who_asks_is_told_and_an_end_leaves_a_failure(
+def test_full_journal_is_reported_and_fails_the_shutdown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Full(MemoryJournal):
@@ -623,7 +623,7 @@ def test_without_room_who_asks_is_told_and_an_end_leaves_a_failure(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_what_does_not_fit_ends_the_start() -> None:
+def test_unusable_journal_ends_the_start() -> None:
     shelf = Shelf()
     Life(shelf).settle()
     shelf.entries["run/x"] = b"junk"

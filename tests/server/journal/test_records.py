@@ -68,7 +68,7 @@ def test_only_what_has_changed_is_written() -> None:
     assert (found.changes, found.keys) == (4, {"a": (3, b"3", 0)})
 
 
-def test_a_push_writes_one_value_and_a_pop_none() -> None:
+def test_push_writes_one_value_and_pop_none() -> None:
     notes = Notes()
     notes.do(*pushes(b"0", b"1", b"2"))
     assert notes.do(*pushes(b"3"))["item/run/3/q"] == b"3"
@@ -102,7 +102,7 @@ def test_queues_that_end_and_begin_leave_no_values_behind(requests: list[Any]) -
     assert len(items) == (len(entry[1]) if entry and isinstance(entry[1], deque) else 0)
 
 
-def test_any_names_come_back() -> None:
+def test_any_name_is_read_back() -> None:
     keys = ["", "/", "a/b", "\0", "ä \U0001f600", "item/run/1/q"]
     for run_id in ("", "a/b", "ü %2F", "run"):
         notes = Notes(run_id)
@@ -126,7 +126,7 @@ def test_clients_are_kept_with_their_answers() -> None:
     assert notes.read().clients == {b"\0c": Kept(*record, {7: b"answer"})}
 
 
-def test_what_goes_takes_its_entries_along() -> None:
+def test_deleted_store_deletes_its_entries() -> None:
     notes = Notes()
     notes.store.changes = notes.part
     notes.store.attach(b"c", cast(Any, None))
@@ -139,7 +139,7 @@ def test_what_goes_takes_its_entries_along() -> None:
     assert rest.unsaved() == {}
 
 
-def test_a_run_comes_back() -> None:
+def test_run_is_read_back() -> None:
     class Host:
         state = State("a/b", arrivals=3)
 
@@ -149,7 +149,7 @@ def test_a_run_comes_back() -> None:
     assert Stored("x", entries).runs == {"a/b": Host.state}
 
 
-def test_an_empty_journal_is_new() -> None:
+def test_empty_journal_is_new() -> None:
     assert Stored("x", {}).is_new
     assert not Stored("x", {FORMAT_NAME: FORMAT}).is_new
 
@@ -177,13 +177,13 @@ HEAD = msgspec.msgpack.encode([2, 5, 0, 2])
         ({"rune/run": b""}, "no entry of that kind"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(entries: dict[str, bytes], seen: str) -> None:
+def test_unusable_entry_is_refused_by_name(entries: dict[str, bytes], seen: str) -> None:
     with pytest.raises(JournalCorruptError, match=seen) as caught:
         Stored("directory /data", {FORMAT_NAME: FORMAT, **entries})
     assert "directory /data" in str(caught.value)
 
 
-def test_another_format_is_refused() -> None:
+def test_other_format_is_refused() -> None:
     for entries in ({"run/run": STATE}, {FORMAT_NAME: b"rallypoint server 2"}):
         with pytest.raises(JournalCorruptError, match="use the version that wrote it"):
             Stored("x", entries)

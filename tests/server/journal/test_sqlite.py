@@ -63,7 +63,7 @@ def refused(directory: Path, kind: type[JournalError]) -> str:
     return str(caught.value)
 
 
-def test_directory_and_files_are_their_owners_only(journal: SQLiteJournal) -> None:
+def test_directory_and_files_are_private(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1"}, SOON)
     for path in (journal.directory, journal.file, journal.directory / LOCK_NAME):
@@ -71,7 +71,7 @@ def test_directory_and_files_are_their_owners_only(journal: SQLiteJournal) -> No
     journal.close()
 
 
-def test_a_second_server_is_told_who_has_it(journal: SQLiteJournal) -> None:
+def test_second_server_learns_who_has_the_directory(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     why = refused(journal.directory, JournalLostError)
     assert f"pid {os.getpid()}" in why
@@ -82,7 +82,7 @@ def test_a_second_server_is_told_who_has_it(journal: SQLiteJournal) -> None:
     again.close()
 
 
-def test_no_other_program_writes_into_it(journal: SQLiteJournal) -> None:
+def test_other_programs_cannot_write_into_it(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     with (
         closing(sqlite3.connect(journal.file, timeout=0)) as other,
@@ -92,20 +92,20 @@ def test_no_other_program_writes_into_it(journal: SQLiteJournal) -> None:
     journal.close()
 
 
-def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     assert str(tmp_path / "file") in refused(tmp_path / "file" / "data", JournalError)
     assert str(tmp_path / "file") in refused(tmp_path / "file", JournalError)
 
 
 @pytest.mark.parametrize("content", [b"not a database at all", b"SQLite format 3\0" + bytes(4080)])
-def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     assert str(tmp_path / FILE_NAME) in refused(tmp_path, JournalCorruptError)
     assert (tmp_path / FILE_NAME).read_bytes() == content
 
 
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / FILE_NAME)
     database.execute("CREATE TABLE entries (name, value)")
     database.commit()
@@ -117,7 +117,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).read_bytes() == before
 
 
-def test_a_newer_format_is_refused(journal: SQLiteJournal) -> None:
+def test_newer_format_is_refused(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.close()
     database = sqlite3.connect(journal.file)
@@ -128,7 +128,7 @@ def test_a_newer_format_is_refused(journal: SQLiteJournal) -> None:
     assert "newer" in why
 
 
-def test_a_damaged_file_is_refused(journal: SQLiteJournal) -> None:
+def test_damaged_file_is_refused(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({f"n{i}": bytes(1000) for i in range(100)}, SOON)
     journal.close()
@@ -141,14 +141,14 @@ def test_a_damaged_file_is_refused(journal: SQLiteJournal) -> None:
     assert journal.file.read_bytes() == bytes(data)
 
 
-def test_a_file_that_was_just_begun_is_used(journal: SQLiteJournal) -> None:
+def test_new_empty_file_is_used(journal: SQLiteJournal) -> None:
     journal.directory.mkdir()
     journal.file.touch()  # killed between making and writing it
     assert journal.open(SOON).epoch == 1
     journal.close()
 
 
-def test_a_file_that_was_cut_off_is_refused(journal: SQLiteJournal) -> None:
+def test_truncated_file_is_refused(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1"}, SOON)
     journal.close()
@@ -161,7 +161,7 @@ def test_a_file_that_was_cut_off_is_refused(journal: SQLiteJournal) -> None:
     journal.close()
 
 
-def test_a_value_that_was_changed_is_refused_by_its_name(journal: SQLiteJournal) -> None:
+def test_changed_value_is_refused_by_name(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1", "b": b"2"}, SOON)
     journal.close()
@@ -173,7 +173,7 @@ def test_a_value_that_was_changed_is_refused_by_its_name(journal: SQLiteJournal)
     assert "put back a copy" in why
 
 
-def test_a_file_without_checksums_gets_them(journal: SQLiteJournal) -> None:
+def test_file_without_checksums_gets_them(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1"}, SOON)
     journal.close()
@@ -190,7 +190,7 @@ def test_a_file_without_checksums_gets_them(journal: SQLiteJournal) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_directory_that_was_taken_away_is_noticed(journal: SQLiteJournal, replaced: bool) -> None:
+def test_removed_directory_is_noticed(journal: SQLiteJournal, replaced: bool) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1"}, SOON)
     kept = journal.directory.rename(journal.directory.with_name("kept"))
@@ -203,7 +203,7 @@ def test_a_directory_that_was_taken_away_is_noticed(journal: SQLiteJournal, repl
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o777, True), (0o755, False)])
-def test_a_directory_that_others_may_write_is_warned_of(
+def test_directory_writable_by_others_is_warned_about(
     journal: SQLiteJournal, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
     journal.directory.mkdir()
@@ -214,7 +214,7 @@ def test_a_directory_that_others_may_write_is_warned_of(
     assert ("chmod 700" in caplog.text) is warned
 
 
-def test_without_room_nothing_is_stored_and_it_goes_on_later(journal: SQLiteJournal) -> None:
+def test_full_journal_stores_nothing_and_recovers(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.commit({"a": b"1"}, SOON)
     assert journal._database is not None
@@ -232,7 +232,7 @@ def test_without_room_nothing_is_stored_and_it_goes_on_later(journal: SQLiteJour
     again.close()
 
 
-def test_a_closed_one_writes_nothing(journal: SQLiteJournal) -> None:
+def test_closed_journal_writes_nothing(journal: SQLiteJournal) -> None:
     journal.open(SOON)
     journal.close()
     with pytest.raises(JournalLostError, match="closed"):
@@ -250,7 +250,7 @@ def after(commits: int) -> dict[str, bytes]:
 
 
 @pytest.mark.integration
-def test_what_was_committed_outlives_kill_9(tmp_path: Path) -> None:
+def test_commits_survive_kill_9(tmp_path: Path) -> None:
     last = 0
     for lines in (1, 40, 7, 90):
         process = subprocess.Popen(
@@ -282,7 +282,7 @@ def fill(journal: SQLiteJournal, stored: list[str]) -> None:
 
 
 @pytest.mark.integration
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
