@@ -38,6 +38,7 @@ def test_names_are_in_natural_order_and_few() -> None:
     seven = members(*(f"n{i}" for i in range(1, 8)))
     assert names(seven, shown=2) == "n1 pid 1, n2 pid 2 and 5 more"
     assert names(seven).endswith("n5 pid 5 and 2 more")
+    assert names(seven[:6]).endswith("n5 pid 5 and 1 more")
     assert names(seven[:5]).endswith("n5 pid 5")
 
 

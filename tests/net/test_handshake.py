@@ -8,6 +8,7 @@ import pytest
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
 from rallypoint.net.handshake import (
+    CLIENT_ID_BYTES,
     ClientHandshake,
     Done,
     LoneTokenError,
@@ -309,3 +310,8 @@ def test_a_proof_does_not_pass_another_certificate() -> None:
     assert isinstance(reply, p.Challenge)
     with pytest.raises(UnknownTokenError):
         ours.receive([body(reply)])
+
+
+def test_longest_client_id_is_accepted() -> None:
+    hello = msgspec.structs.replace(HELLO, client=b"c" * CLIENT_ID_BYTES)
+    assert [type(reply) for reply in server().take(hello, NO_TOKENS)] == [p.Challenge]

@@ -104,3 +104,10 @@ def test_a_cut_connection_is_a_wait() -> None:
     ]
     run.do(Leave("n1"))
     assert len(report_of(run.state, "here", run.seen, run.now).timers) == 1
+
+
+def test_gathering_round_has_no_members_yet() -> None:
+    run = Watched(a_settings(2, 2))
+    run.do(run.join("n1"))
+    (line,) = report_of(run.state, "a file").rounds
+    assert (line.number, line.size, line.sealed_because, line.nodes) == (1, 0, "", ())
