@@ -1,4 +1,4 @@
-"""A link: frames in pieces, the handshake's failures, and which of them are tried again."""
+"""A client's connection: split frames, failed handshakes, and which failures are retried."""
 
 import socket
 import threading

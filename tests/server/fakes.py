@@ -1,4 +1,4 @@
-"""An event loop whose time only moves when told, and connections that keep what they are sent."""
+"""A fake event loop with manual time, and connections that keep what is sent to them."""
 
 import asyncio
 import heapq

@@ -1,4 +1,4 @@
-"""Servers that take over, each in a thread of this process, on an engine in memory."""
+"""Servers that take over, each in a thread of this process, on a database in memory."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Lives of one server on one shelf: started, crashed at a chosen moment, started again."""
+"""One server, crashed at a chosen moment and started again from the same journal."""
 
 import asyncio
 from typing import Any, cast

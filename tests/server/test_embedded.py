@@ -1,4 +1,4 @@
-"""A server in a thread of this process: start, questions, end, failures."""
+"""A server in a thread of this process: start, calls, end, failures."""
 
 import socket
 import threading

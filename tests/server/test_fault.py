@@ -1,4 +1,4 @@
-"""A bug in one run or connection: that one ends with a stated error, all else goes on."""
+"""A bug ends one run or connection with a stated error, and nothing else."""
 
 import logging
 import threading

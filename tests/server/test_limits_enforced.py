@@ -1,4 +1,4 @@
-"""Each limit of the table of defaults: what happens at it, and that others go on."""
+"""Each limit of the table of defaults: what happens at it, and that other clients go on."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Who may listen where."""
+"""Which addresses need a token, and limits given by name."""
 
 import pytest
 

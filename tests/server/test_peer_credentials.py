@@ -1,4 +1,4 @@
-"""Whose process is at the other end: the kernel's answers, and what is made of them."""
+"""Whose process is at the other end: the kernel's answers, and what follows from them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The host of the core on a loop whose time the test moves: order, grace, leases, resuming."""
+"""The host of the core on a loop with manual time: order, grace, leases, resuming."""
 
 from typing import Any
 

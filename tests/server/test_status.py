@@ -1,3 +1,5 @@
+"""Counters, and what a server says of itself and its runs."""
+
 import pytest
 from tests.integration.cluster import Cluster
 

@@ -1,4 +1,4 @@
-"""The hosted key/value space on a loop whose time the test moves: once, parked, forgotten."""
+"""The host of a store on a loop with manual time: calls once, parked, forgotten."""
 
 import asyncio
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Many deadlines on one timer: each key once, in order, and nothing of those that are gone."""
+"""Many deadlines on one timer: each key once, in order, and no removed key."""
 
 import asyncio
 from typing import cast

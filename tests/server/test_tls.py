@@ -1,4 +1,4 @@
-"""TLS as the server has it: versions, reloading, half-open and broken handshakes."""
+"""TLS on the server: versions, reloading, unfinished and broken handshakes."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Rounds as spans, told to a tracer that keeps them; the real API in a process of its own."""
+"""Rounds as spans, with a tracer that keeps them, and with the real API in its own process."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""A proven connection to a server: frames over a blocking socket, after the handshake.
+"""A client's connection to a server: frames over a blocking socket, after the handshake.
 
-Used by the store client and by a node's session; what the frames mean is theirs.
+The store client and a node's session use it, and give the frames their meaning.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ logger = logging.getLogger("rallypoint")
 
 READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
-HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next one is asked: this one may be stopped
+HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next server is asked: this one may be stopped
 _header = p.HEADER.unpack_from
 
 
@@ -66,7 +66,7 @@ class Link:
     def __init__(self, sock: "socket.socket | TLSSocket", where: str, binding: bytes = b"") -> None:
         self.sock = sock
         self.where = where
-        self.place: Place | None = None  # of the server, where there was a choice
+        self.place: Place | None = None  # of the server, if there was a choice
         self.binding = binding
         self.welcome = p.Welcome(0, False)
         self._buffer = bytearray()
@@ -79,10 +79,10 @@ class Link:
             raise self.broken(error) from error
 
     def send_reading(self, frames: list[bytes], deadline: Deadline) -> list[bytes]:
-        """Send frames, reading meanwhile; return the bodies that have come.
+        """Send frames and read at the same time; return the bodies that have come.
 
-        A server stops taking requests from a client that leaves its answers unread, so who
-        has much to send and much to read must do both.
+        A server takes no requests from a client that leaves its answers unread, so a client
+        with much to send must read meanwhile.
         """
         bodies: list[bytes] = []
         view = memoryview(b"".join(frames))
@@ -106,13 +106,13 @@ class Link:
         return bodies
 
     def receive(self) -> list[bytes]:
-        """Return the bodies that have come, at least one unless the read timed out ([])."""
+        """Return the bodies that have come, at least one; [] if the read timed out."""
         while True:
             data = self._read_in_time()
             if data is None:
                 return []
             if not self._buffer and len(data) >= 4 and _header(data)[0] == len(data) - 4:
-                return [data[4:]]  # one whole frame: usual
+                return [data[4:]]  # usual: one whole frame
             if bodies := self._split(data):
                 return bodies
 
@@ -123,7 +123,7 @@ class Link:
         return any(events & select.POLLOUT for _, events in poll.poll(0))
 
     def receive_some(self) -> list[bytes]:
-        """Read what is there; return the bodies that are whole now, [] if none."""
+        """Read what is there without waiting; return the bodies that are whole now."""
         data = self._read_in_time(socket.MSG_DONTWAIT)
         return [] if data is None else self._split(data)
 
@@ -141,9 +141,9 @@ class Link:
         return data
 
     def _split(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are whole now; a part of one is kept for the next time.
+        """Return the bodies that are whole now, and keep a partial one.
 
-        A long frame comes in many pieces, and is copied once it is whole.
+        A long frame comes in many pieces, and is copied only once it is whole.
         """
         buffer = self._buffer
         bodies: list[bytes] = []
@@ -189,12 +189,12 @@ class Link:
         )
 
     def read_timeout(self, seconds: float) -> None:
-        """Let the kernel end a read after so long (0: never); cheaper than a poll before each."""
+        """Let the kernel end each read after so long (0: never); cheaper than a poll before it."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_limit(seconds))
 
     def interrupt(self) -> None:
-        """End the connection; a reader blocked in it returns at once."""
-        with contextlib.suppress(OSError):  # not connected any more: that is what was wanted
+        """End the connection; a blocked reader returns at once."""
+        with contextlib.suppress(OSError):  # it is not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -203,26 +203,26 @@ class Link:
         self.sock.close()
 
     def abandon(self) -> None:
-        """Free this process's copy of the socket after a fork: the parent goes on with its own."""
+        """Close only this process's copy of the socket after a fork; the parent keeps its own."""
         self.sock.close()
 
 
 def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
     """Connect and prove to each other that both sides know the token.
 
-    How long a read of the link may take is for the caller to set (`read_timeout`).
+    The caller sets how long a read may take (`read_timeout`).
 
-    Of several servers it is the one that leads. A connection that is refused or breaks in the
-    handshake, or a server that says nothing (held up, or a proxy without a server behind it),
-    is tried again; what answers as something else than a server of ours is not.
+    Of several servers it connects to the one that leads. It retries after a refused or broken
+    connection and after a server that says nothing (stopped, or a proxy without a server behind
+    it), but not when another program answers.
 
     Args:
         target: which servers, and as whom.
         deadline: until when to try.
-        once: give up after the first failed attempt (each server once) instead.
+        once: give up after the first failed attempt (each server once).
 
-    Raises StoreConnectionError (what was tried, against which addresses, for how long, what
-    each server said or what was seen last, and what to do), AuthenticationError.
+    Raises StoreConnectionError (it names what was tried, at which addresses and for how long,
+    what was seen, and what to do), AuthenticationError.
     """
     pause, noticed = FIRST_PAUSE_SECONDS, False
     while True:
@@ -237,12 +237,12 @@ def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link
             logger.warning("%s; trying for %.0f s more", last, deadline.remaining())
         if not once:
             pause = wait_before_next(pause, deadline)
-        if once or deadline.expired():  # an attempt without time would see less than the last one
+        if once or deadline.expired():  # an attempt without time would tell less than the last one
             raise last
 
 
 def _ask_all(target: Target, deadline: Deadline) -> Link:
-    """Ask each server once, who led last first; go at once where one that stands by sends us."""
+    """Ask each server once, the last known leader first, then whom a standby names."""
     route, said = target.route, dict[Place, StoreConnectionError]()
     left = list(route.order())
     limit = HANDSHAKE_SECONDS if len(left) == 1 else HANDSHAKE_OF_SEVERAL_SECONDS
@@ -283,7 +283,7 @@ def _unreached(
 
 
 def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> StoreConnectionError:
-    """Return the error for an attempt at all servers, none of which leads."""
+    """Return the error for an attempt at all servers that found no leader."""
     errors = list(said.values())
     if len(errors) == 1:
         return errors[0]
@@ -300,7 +300,7 @@ def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> Stor
 
 
 def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
-    """Shake hands, with each of our tokens until the server knows one."""
+    """Do the handshake, with each of our tokens until the server knows one."""
     keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
     if target.token and not keys:
         sock.close()
@@ -348,7 +348,7 @@ def _received(link: Link) -> list[bytes]:
 
 
 def _not_for(target: Target) -> str:
-    """Return what to do where no token is for what is asked for."""
+    """Return what to do when no token is for this run."""
     said = f"none of this client's tokens is for run {target.run!r}"
     names = [key.run for key in parse(current(target.token)) if key.run is not None]
     if target.run or not names:
@@ -368,7 +368,7 @@ def _secured(sock: socket.socket, place: Place, target: Target, limit: Deadline)
     where = join_place(*place)
     if not target.tls.for_clients:
         return Link(sock, where)
-    import ssl  # slow to import, and most never need it
+    import ssl  # slow to import, and rarely needed
 
     from rallypoint.net.tls_socket import TLSSocket
 

@@ -1,4 +1,4 @@
-"""Servers that take over: one leads, the next one goes on where it was, and nothing is lost."""
+"""Servers that take over: the next leader continues where the last one was; nothing is lost."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Leading and standing by, on the engine in memory: who leads when, and what is noticed."""
+"""Leading and standing by, on the database in memory: who leads when, and how losses show."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A server that stands by: what it says to whom (how it takes over: test_failover)."""
+"""A standby server: what it tells to whom (takeovers: test_failover)."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The journal contract: what a journal need not say. The suite holds the rest."""
+"""The journal contract: its defaults. The conformance suite holds the rest."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The journal on an engine: the contract on all of them, what a commit costs, and fencing."""
+"""The journal in a database: the contract on each of them, the cost of a commit, fencing."""
 
 import threading
 import time

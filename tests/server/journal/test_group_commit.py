@@ -1,4 +1,4 @@
-"""Nothing is told before it is durable, in order, and batches gather while one is written."""
+"""No frame is sent before it is durable, order is kept, and batches gather meanwhile."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Segments: whatever is committed and cleaned, what is read back is what stands."""
+"""Segments: whatever is committed and compacted, the replay is the same."""
 
 import pytest
 from hypothesis import given, settings

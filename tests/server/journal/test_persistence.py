@@ -1,4 +1,4 @@
-"""A server that goes on where another one ended, whenever that was."""
+"""A server that continues where another one ended, whenever that was."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Runs and spaces as entries, and what is refused when they are read back."""
+"""Runs and stores as entries, and what is refused when they are read back."""
 
 from collections import deque
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""The journal in a directory: the contract, kill -9 in mid-write, no room, and what is refused."""
+"""The journal in a directory: the contract, kill -9 during a write, no room, refused files."""
 
 import logging
 import os

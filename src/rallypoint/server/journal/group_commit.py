@@ -41,7 +41,7 @@ AGAIN_SECONDS = 1.0
 COMMIT_SECONDS = 30.0  # for a database out of reach; a disk takes as long as it takes
 
 Changes = Mapping[str, bytes | None]
-Held = tuple["Receiver", bytes, bool]
+Held = tuple["FrameReceiver", bytes, bool]
 Done = Callable[[BaseException | None], None]
 
 
@@ -52,7 +52,7 @@ class ChangeSource(Protocol):
         """Return the entries that have changed since the last call, None for deleted ones."""
 
 
-class Receiver(Protocol):
+class FrameReceiver(Protocol):
     """A connection whose frames can be held."""
 
     def release(self, data: bytes) -> None:
@@ -153,7 +153,7 @@ class GroupCommit:
         """Do not store the changes of a source."""
         self._marked.pop(source, None)
 
-    def hold(self, receiver: Receiver, data: bytes, aside: bool = False) -> None:
+    def hold(self, receiver: FrameReceiver, data: bytes, aside: bool = False) -> None:
         """Send a frame once everything that it may tell is durable.
 
         Args:
