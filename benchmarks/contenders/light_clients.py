@@ -22,6 +22,7 @@ from rallypoint.net import protocol as p
 from rallypoint.net.tls_socket import binding
 from rallypoint.net.tokens import key_id
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.view import Seated
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 WINDOW = 1000  # connections being made at a time: a listening socket queues 4096 at most
@@ -71,7 +72,7 @@ class LightNode(asyncio.Protocol):
         """Act on one message of the server."""
         kind = type(body)
         if kind is wire.Push:
-            if type(body.message) is wire.Seated:
+            if type(body.message) is Seated:
                 self.seat = body.message.seat
                 self.swarm.seated()
         elif kind is p.Challenge:

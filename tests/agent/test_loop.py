@@ -15,9 +15,8 @@ import pytest
 from rallypoint.agent.config import AgentConfig, SignalPlan
 from rallypoint.agent.join import progress
 from rallypoint.agent.join.handlers import AgentHandler, Round
-from rallypoint.agent.loop import Agent, events_of
+from rallypoint.agent.loop import Agent
 from rallypoint.agent.output.destinations import OutputPlan
-from rallypoint.agent.policy import events as e
 from rallypoint.agent.policy.membership_change import Rules
 from rallypoint.agent.workers.environment import WorkerContext
 from rallypoint.core.events import (
@@ -34,7 +33,8 @@ from rallypoint.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.view import View
 from rallypoint.store.file import FileStore
 
 LIMIT_SECONDS = 20
@@ -383,22 +383,6 @@ def test_a_long_wait_is_told(
     assert agent(Slow(sealed(1)), "").run() == 0
     out = capfd.readouterr().out
     assert "rallypoint: 1 of 2 nodes have joined; join ends in 9 min 59 s\n" in out
-
-
-def test_only_what_is_new_in_a_view_is_told() -> None:
-    fenced, opened = Refused(Refusal.FENCED, "x"), RoundOpened(1, 2, "y", ("z",))
-    full = View(waiting=2, opened=opened, closed=CLOSED, fenced=fenced, error=ValueError("e"))
-    assert [type(event) for event in events_of(full, View())] == [
-        e.AgentFailed,
-        e.Fenced,
-        e.RunClosed,
-        e.RoundOpened,
-        e.NodesWaiting,
-    ]
-    assert events_of(full, full) == [e.RoundOpened(1, 2, "y", ("z",))]
-    replaced = View(fenced=Refused(Refusal.REPLACED, "by b"))
-    assert events_of(replaced, View()) == [e.Fenced("by b", replaced=True)]
-    assert events_of(View(), View(waiting=2)) == [e.NodesWaiting(0)]
 
 
 def test_the_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[str]) -> None:

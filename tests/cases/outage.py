@@ -11,6 +11,7 @@ from rallypoint.core.state import Node, Settings
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.view import Seated
 
 PAUSE_SECONDS = 0.1
 LIMIT_SECONDS = 60.0
@@ -103,7 +104,7 @@ class SteadyNode(asyncio.Protocol):
             self.welcomes.append(body)
         elif isinstance(body, wire.Answer):
             self.report = body.report
-        elif isinstance(body, wire.Push) and isinstance(body.message, wire.Seated):
+        elif isinstance(body, wire.Push) and isinstance(body.message, Seated):
             self.seat = body.message.seat
         elif isinstance(body, wire.Push):
             self.told.append(body.message)

@@ -22,6 +22,7 @@ from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.view import Seated
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, raise_file_limit
@@ -93,7 +94,7 @@ class LightNode(asyncio.Protocol):
                 return
             body, self.data = _decoder.decode(self.data[4:end]), self.data[end:]
             assert not isinstance(body, p.Goodbye), body
-            if isinstance(body, wire.Push) and isinstance(body.message, wire.Seated):
+            if isinstance(body, wire.Push) and isinstance(body.message, Seated):
                 self.round = body.message.seat.round
                 self.swarm.sit()
 

@@ -12,8 +12,8 @@ from rallypoint.cli import hosting
 from rallypoint.errors import RendezvousConnectionError
 from rallypoint.hosting.process import ServerProcess
 from rallypoint.rendezvous.api import RendezvousTimeout
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
+from rallypoint.rendezvous.view import View
 
 LIMIT_SECONDS = 10
 

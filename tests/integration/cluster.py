@@ -18,8 +18,8 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError
 from rallypoint.rendezvous.api import RendezvousInfo, RendezvousParameters
 from rallypoint.rendezvous.client.coordinator import create_handler
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
+from rallypoint.rendezvous.view import View
 from rallypoint.server.embedded import EmbeddedServer, start
 
 _run_ids = itertools.count()

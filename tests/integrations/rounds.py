@@ -6,7 +6,8 @@ from rallypoint.core.events import Assignment, RoundOpened, RunClosed
 from rallypoint.core.state import Verdict
 from rallypoint.integrations.agent_round import AgentKeys, AgentRound
 from rallypoint.rendezvous import DynamicRendezvousHandler, RendezvousInfo
-from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
 
 KEYS = AgentKeys("role/", "ranks/", "exit/", "/count")

@@ -20,11 +20,12 @@ from rallypoint.errors import (
 )
 from rallypoint.net.connection import Target
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
-from rallypoint.rendezvous.coordinator import Coordinator, View
+from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.parameters import RendezvousTimeout
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.store_handles import after_a_moment, in_thread
@@ -56,7 +57,7 @@ class Place:
     def break_thread_of(self, coordinator: Coordinator) -> None:
         """Plant a bug where a coordinator's thread takes in what it is told."""
         if isinstance(coordinator, HostedCoordinator):
-            self._patch.setattr(coordinator._session, "take", _fail)
+            self._patch.setattr(coordinator._session, "receive", _fail)
         elif isinstance(coordinator, SharedCoordinator):
             self._patch.setattr(coordinator._host, "step", _fail)
 

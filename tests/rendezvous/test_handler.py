@@ -26,11 +26,12 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import Coordinator, Member, Order, Report, View, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, Member, Order, Report, Watcher
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
 

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from rallypoint.core.events import Parked
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.join_timeout import wait_for_seat
+from rallypoint.rendezvous.view import View
 
 T = TypeVar("T")
 PARKED = View(parked=Parked(1, 1, spare=True, why="full"))
@@ -39,6 +39,12 @@ class Node:
     def seat(self) -> None:
         self.done = True
 
+    def seen(self) -> View:
+        return self.view
+
+    def decided(self) -> bool:
+        return self.done
+
     def tell(self, view: View) -> Callable[[], None]:
         def step() -> None:
             self.view = view
@@ -49,15 +55,13 @@ class Node:
 def test_without_an_answer_its_time_ends() -> None:
     node, changed = Node(View()), threading.Condition()
     with changed:
-        assert not wait_for_seat(
-            changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS)
-        )
+        assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
 
 
 def test_an_answer_ends_the_wait() -> None:
     node = Node(View())
     changed = Scripted(node.seat)
-    assert wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(LONG_SECONDS))
+    assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(LONG_SECONDS))
     assert len(changed.limits) == 1
 
 
@@ -65,7 +69,7 @@ def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> N
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.tell(View()), lambda: None)
     deadline = Deadline(SHORT_SECONDS)
-    assert not wait_for_seat(changed, lambda: node.view, lambda: node.done, deadline)
+    assert not wait_for_seat(changed.wait_for, node.seen, node.decided, deadline)
     first, parked, again = changed.limits
     assert first is not None
     assert first <= SHORT_SECONDS
@@ -77,10 +81,10 @@ def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> N
 def test_a_parked_node_is_seated_in_the_end() -> None:
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.seat)
-    assert wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS))
+    assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
 
 
 def test_while_the_coordinator_is_away_the_time_runs() -> None:
     node = Node(View(parked=PARKED.parked, connected=False))
     changed = Scripted(lambda: None)
-    assert not wait_for_seat(changed, lambda: node.view, lambda: node.done, Deadline(SHORT_SECONDS))
+    assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))

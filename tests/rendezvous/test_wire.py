@@ -1,4 +1,4 @@
-"""The rendezvous part of the wire: what is folded into a view, what cannot come from us."""
+"""The rendezvous part of the wire format, and events that no client of ours sends."""
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from rallypoint.core.events import (
     Fail,
     Join,
     Leave,
-    NoticeGiven,
     Notify,
     Parked,
     Refusal,
@@ -29,7 +28,7 @@ from rallypoint.core.state import (
 )
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import Seated
 
 FAILURE = Failure("n", 0, 0, 1)
 SEAT = Assignment(1, 1, 0, 2, 0, 2, 0, 2, "10.0.0.1", 7, 0, "all came")
@@ -37,52 +36,10 @@ OPENED = RoundOpened(1, 2, "b was lost", ("b",))
 PARKED = Parked(1, 2, False, "waits")
 CLOSED = RunClosed(1, 1, "a", "", "enough", Verdict.CLOSED)
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
-REPLACED = Refused(Refusal.REPLACED, "by another")
-EXCLUDED = Refused(Refusal.EXCLUDED, "bad memory")
-NOTICE = NoticeGiven(1, 1, "b", "b", "spot machine", "alice", 25.0)
-WORKING = View(assignment=SEAT, waiting=2)
-
-
-@pytest.mark.parametrize(
-    ("message", "view"),
-    [
-        (wire.Seated(msgspec.structs.replace(SEAT, round=2)), None),
-        (OPENED, View(assignment=SEAT, opened=OPENED)),
-        (PARKED, View(parked=PARKED, waiting=2)),
-        (WaitingChanged(1, 1, 3), View(assignment=SEAT, waiting=3)),
-        (CLOSED, View(assignment=SEAT, closed=CLOSED)),
-        (FENCED, View(assignment=SEAT, fenced=FENCED)),
-        (REPLACED, View(assignment=SEAT, fenced=REPLACED)),
-        (Refused(Refusal.STALE, "over"), WORKING),
-        (EXCLUDED, View(fenced=EXCLUDED)),
-        (NOTICE, View(assignment=SEAT, waiting=2, notices=(NOTICE,))),
-    ],
-)
-def test_what_each_message_means(message: wire.Told, view: View | None) -> None:
-    wanted = view or View(assignment=msgspec.structs.replace(SEAT, round=2))
-    assert wire.told(WORKING, message) == wanted
-
-
-def test_a_run_that_is_closed_to_a_join_has_a_verdict() -> None:
-    for verdict, wanted in ((Verdict.BUDGET, Verdict.BUDGET), (None, Verdict.CLOSED)):
-        refused = Refused(Refusal.CLOSED, "over", 1, 2, (FAILURE,), verdict)
-        closed = RunClosed(1, 2, "", "", "over", wanted, (FAILURE,))
-        assert wire.told(WORKING, refused) == View(assignment=SEAT, closed=closed)
-
-
-def test_a_notice_stands_once_for_each_node_until_the_round_is_over() -> None:
-    again = msgspec.structs.replace(NOTICE, why="maintenance")
-    other = msgspec.structs.replace(NOTICE, node="c")
-    view = View(assignment=SEAT)
-    for message in (NOTICE, other, again):
-        view = wire.told(view, message)
-    assert view.notices == (other, again)
-    for end in (OPENED, FENCED, wire.Seated(SEAT), EXCLUDED):
-        assert wire.told(view, end).notices == ()
 
 
 def test_a_push_comes_out_as_it_went_in() -> None:
-    for message in (wire.Seated(SEAT), OPENED, PARKED, CLOSED, FENCED, WaitingChanged(1, 1, 3)):
+    for message in (Seated(SEAT), OPENED, PARKED, CLOSED, FENCED, WaitingChanged(1, 1, 3)):
         data = p.frame(wire.Push(message))[4:]
         assert msgspec.msgpack.decode(data, type=wire.ServerBody) == wire.Push(message)
 

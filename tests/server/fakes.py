@@ -10,6 +10,7 @@ import msgspec
 from rallypoint.core.events import Join
 from rallypoint.core.state import Node, NodeId, Settings
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.view import Seated
 from rallypoint.server.runs import RunHost
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)
@@ -136,7 +137,7 @@ class Bench:
         self.loop.advance(31)
         for connection in self.connections.values():
             connection.heard_at = self.loop.now
-            assert isinstance(connection.take()[-1], wire.Seated)
+            assert isinstance(connection.take()[-1], Seated)
 
     def sweep(self, gap: float = 0.0) -> None:
         self.host.sweep(self.loop.now, gap)

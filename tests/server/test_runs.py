@@ -23,6 +23,7 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.state import Gathering, Sealed, Settings
 from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.view import Seated
 from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE, grace_seconds
 
 
@@ -67,7 +68,7 @@ def test_events_of_one_turn_are_one_write() -> None:
         bench.join(node)
     bench.loop.turn()
     assert bench.host.writes == 1
-    assert all(isinstance(s.take()[0], wire.Seated) for s in bench.connections.values())
+    assert all(isinstance(s.take()[0], Seated) for s in bench.connections.values())
 
 
 def test_joining_node_gets_its_seat_and_no_round_opened() -> None:
@@ -268,7 +269,7 @@ def test_resumed_node_gets_a_seat_assigned_meanwhile() -> None:
     assert isinstance(bench.host.state.phase, Sealed)
     connection = bench.connect("b")
     bench.host.resume(connection, wire.Resume("b", 1, 1))
-    assert told(connection, wire.Seated).seat.round == 2
+    assert told(connection, Seated).seat.round == 2
 
 
 def test_resumed_node_learns_how_many_wait() -> None:
@@ -361,7 +362,7 @@ def test_fenced_node_joins_under_a_new_id_on_the_same_connection() -> None:
     bench.join("new")
     bench.join("a", 1, 1)
     bench.loop.turn()
-    assert told(connection, wire.Seated).seat.round == 2
+    assert told(connection, Seated).seat.round == 2
     assert set(bench.host.state.participants) == {"a", "new"}
 
 

@@ -20,6 +20,7 @@ from rallypoint.agent.join.handlers import AgentHandler, Round
 from rallypoint.agent.join.health_check import Checkup
 from rallypoint.agent.join.joining import Joining
 from rallypoint.agent.policy import decisions, events
+from rallypoint.agent.policy.view_events import ViewTracker
 from rallypoint.agent.reporting import exit_codes
 from rallypoint.agent.reporting.event_log import Journal
 from rallypoint.agent.reporting.messages import stopping_line
@@ -27,37 +28,11 @@ from rallypoint.agent.reporting.report import complain, final_report, say
 from rallypoint.agent.signals import signals_to
 from rallypoint.agent.workers.group import Crew
 from rallypoint.agent.workers.save_requests import Changes
-from rallypoint.core.events import Refusal
 from rallypoint.core.state import Failure
 from rallypoint.errors import ParameterError, RallypointError
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import View
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def events_of(view: View, before: View, node: str = "") -> list[events.Event]:
-    """Return what a view tells the node of this id that the one before it did not.
-
-    A round that was opened is told each time: the policy knows by its number what is old.
-    """
-    told: list[events.Event] = []
-    if view.error is not None and before.error is None:
-        told.append(events.AgentFailed(f"lost touch with the coordinator: {view.error}"))
-    if view.fenced is not None and view.fenced is not before.fenced:
-        replaced = view.fenced.refusal is Refusal.REPLACED
-        told.append(events.Fenced(view.fenced.why, replaced))
-    if view.closed is not None and view.closed != before.closed:
-        c = view.closed
-        told.append(events.RunClosed(c.incarnation, c.by, c.why, c.verdict, c.failures))
-    if view.opened is not None:
-        o = view.opened
-        told.append(events.RoundOpened(o.incarnation, o.round, o.why, o.lost))
-    if view.waiting != before.waiting:
-        told.append(events.NodesWaiting(view.waiting))
-    if view.notices != before.notices:
-        stand = ((n.node, n.label, n.why, n.seconds, n.node == node) for n in view.notices)
-        told.append(events.NoticesStand(tuple(events.Notice(*each) for each in stand)))
-    return told
 
 
 class Agent:
@@ -75,8 +50,7 @@ class Agent:
             rules=config.rules,
             max_restarts=config.context.max_restarts,
         )
-        self._seen = View()
-        self._fenced_at_join = self._seen.fenced
+        self._views = ViewTracker()
         self._round: Round | None = None
         self._failures: list[Failure] = []
         self._farewell = Farewell(handler, config.close_seconds)
@@ -161,8 +135,7 @@ class Agent:
             self._health.rests()
             item = self._inbox.get()
             if isinstance(item, View):
-                self._pending.extend(events_of(item, self._seen, self._handler.node_id()))
-                self._seen = item
+                self._pending.extend(self._views.changed(item, self._handler.node_id()))
             elif isinstance(item, Round):
                 self._pending.extend(self._sealed(item))
             else:
@@ -172,15 +145,13 @@ class Agent:
     def _sealed(self, sealed: Round) -> list[events.Event]:
         self._joining.end()
         self._round = sealed
-        # what was pushed after the sealing may have come before the join's answer
-        view, before = self._handler.view(), View(fenced=self._fenced_at_join)
-        self._seen = view
-        return [events.Sealed(sealed.assignment), *events_of(view, before, self._handler.node_id())]
+        view, node = self._handler.view(), self._handler.node_id()
+        return self._views.sealed(sealed.assignment, view, node)
 
     def _do(self, action: events.Action) -> None:
         match action:
             case events.Join(why=why, told=told):
-                self._fenced_at_join = self._handler.view().fenced
+                self._views.joins(self._handler.view())
                 self._joining.begin(why, told)
             case events.StartWorkers() if self._round is not None:
                 self._start_workers(self._round)

@@ -22,45 +22,12 @@ from rallypoint.core.events import (
     Assignment,
     Close,
     Exclude,
-    NoticeGiven,
     Notify,
-    Parked,
-    Refused,
-    RoundOpened,
-    RunClosed,
 )
 from rallypoint.core.state import Failure, Node, Settings
 from rallypoint.deadline import Deadline
+from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
-
-
-class View(msgspec.Struct, frozen=True):
-    """What the coordinator has told this node.
-
-    Args:
-        assignment: the node's seat in the round it works in, None when in none.
-        waiting: how many nodes wait for the next round.
-        opened: set once the node's round is over and it should join again.
-        parked: set while the node waits or is a spare.
-        closed: set once the run is closed.
-        fenced: why the node was shut out, None if it was not; its `refusal` says whether as a
-            lost node (FENCED: it comes back with another id), for another one in its place
-            (REPLACED: it must not come back), or by someone (EXCLUDED: it may come back once
-            it is admitted).
-        notices: words that a node of its round, or it itself, will leave; the oldest first.
-        connected: False while the coordinator cannot be reached.
-        error: the failure of the background thread, None while it is well.
-    """
-
-    assignment: Assignment | None = None
-    waiting: int = 0
-    opened: RoundOpened | None = None
-    parked: Parked | None = None
-    closed: RunClosed | None = None
-    fenced: Refused | None = None
-    connected: bool = True
-    error: BaseException | None = None
-    notices: tuple[NoticeGiven, ...] = ()
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -25,10 +25,11 @@ from rallypoint.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeout,
 )
-from rallypoint.rendezvous.coordinator import Coordinator, Report, View
+from rallypoint.rendezvous.coordinator import Coordinator, Report
 from rallypoint.rendezvous.parameters import as_int
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 

@@ -7,21 +7,16 @@ then on its join has its whole time. While the coordinator is away the time runs
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from rallypoint.deadline import Deadline
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import View
 
-
-class Waits(Protocol):
-    """What can be waited on: a `threading.Condition` that is held, or a session that is not."""
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float, /) -> bool:
-        """Wait until the predicate holds, at most so many seconds; return whether it does."""
+Wait = Callable[[Callable[[], bool], float], bool]
+"""Waits until a predicate holds, at most so many seconds; returns whether it does."""
 
 
 def wait_for_seat(
-    changed: Waits,
+    wait: Wait,
     view: Callable[[], View],
     decided: Callable[[], bool],
     deadline: Deadline,
@@ -29,7 +24,7 @@ def wait_for_seat(
     """Wait until a join is decided; return whether it is, False once its time is over.
 
     Args:
-        changed: notified with each change of what the two functions say.
+        wait: returns early with each change of what the two functions say.
         view: what the node was told so far.
         decided: whether there is an answer.
         deadline: of the join; begun anew, with the same timeout, when the node was parked.
@@ -39,9 +34,9 @@ def wait_for_seat(
         seen = view()
         return seen.parked is not None and seen.connected
 
-    while not changed.wait_for(decided, deadline.capped(threading.TIMEOUT_MAX)):
+    while not wait(decided, deadline.capped(threading.TIMEOUT_MAX)):
         if not is_parked():
             return False
-        changed.wait_for(lambda: decided() or not is_parked(), threading.TIMEOUT_MAX)
+        wait(lambda: decided() or not is_parked(), threading.TIMEOUT_MAX)
         deadline = Deadline(deadline.timeout)
     return True

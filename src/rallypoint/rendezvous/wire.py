@@ -13,7 +13,6 @@ import msgspec
 
 from rallypoint.core.events import (
     Admit,
-    Assignment,
     Close,
     Event,
     Exclude,
@@ -21,38 +20,21 @@ from rallypoint.core.events import (
     Finish,
     Join,
     Leave,
-    NoticeGiven,
     Notify,
-    Parked,
-    Refusal,
-    Refused,
-    RoundOpened,
-    RunClosed,
-    SettingsHeld,
-    WaitingChanged,
 )
-from rallypoint.core.state import Node, Settings, Verdict
+from rallypoint.core.state import Node, Settings
 from rallypoint.net import protocol as p
-from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.reports.status import ServerStatus
+from rallypoint.rendezvous.view import NodeMessage
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of the rendezvous bodies."""
 
 
-class Seated(_Body, frozen=True, tag=True):
-    """The node's seat in a sealed round."""
-
-    seat: Assignment
-
-
 NodeEvent = Join | Leave | Finish | Fail | Close | Notify | Exclude | Admit
 _Event = TypeVar("_Event", bound=Event)
-Told = (
-    Seated | RoundOpened | Parked | WaitingChanged | NoticeGiven | SettingsHeld
-    | RunClosed | Refused
-)  # fmt: skip
 
 
 class Ask(_Body, frozen=True, tag=120):
@@ -87,9 +69,9 @@ class Inquire(_Body, frozen=True, tag=123):
 
 
 class Push(_Body, frozen=True, tag=130):
-    """What the core tells this node."""
+    """A message of the core to this node."""
 
-    message: Told
+    message: NodeMessage
 
 
 class Done(_Body, frozen=True, tag=131):
@@ -112,34 +94,6 @@ class Answer(_Body, frozen=True, tag=132):
     report: Report | None = None
     seats: tuple[Node, ...] = ()
     server: ServerStatus | None = None
-
-
-def told(view: View, message: Told) -> View:
-    """Return the view after a message (pure: the one place that knows what each one means)."""
-    change = msgspec.structs.replace
-    match message:
-        case Seated(seat):
-            return View(assignment=seat, connected=view.connected)
-        case RoundOpened():  # a parked node is a candidate now (S1)
-            return change(view, opened=message, parked=None, waiting=0, notices=())
-        case Parked():
-            return change(view, assignment=None, opened=None, parked=message)
-        case WaitingChanged(count=count):
-            return change(view, waiting=count)
-        case NoticeGiven(node=node):
-            others = tuple(notice for notice in view.notices if notice.node != node)
-            return change(view, notices=(*others, message))
-        case RunClosed():
-            return change(view, closed=message, parked=None, waiting=0)
-        case Refused(refusal=Refusal.FENCED | Refusal.REPLACED):
-            return change(view, fenced=message, parked=None, waiting=0, notices=())
-        case Refused(refusal=Refusal.EXCLUDED):  # its id is good again once it is admitted
-            return View(fenced=message, connected=view.connected, error=view.error)
-        case Refused(refusal=Refusal.CLOSED) as r:
-            verdict = r.verdict or Verdict.CLOSED
-            closed = RunClosed(r.incarnation, r.round, "", "", r.why, verdict, r.failures)
-            return change(view, closed=closed, parked=None, waiting=0)
-    return view  # of a Refused, the join that it is for is told; SettingsHeld is logged
 
 
 COUNT_LIMIT = 2**31 - 1  # sums of such fit into what a frame can carry

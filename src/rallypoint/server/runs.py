@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from rallypoint.core import exclusion, explain, notices
+from rallypoint.core import explain
 from rallypoint.core.advance import Step, advance, broken, timer_seconds, timers
 from rallypoint.core.events import (
     Cause,
@@ -37,14 +37,11 @@ from rallypoint.core.events import (
     RoundSealed,
     RunClosed,
     Timer,
-    WaitingChanged,
     assignment,
 )
 from rallypoint.core.state import (
     PLACES,
     Closed,
-    Gathering,
-    LastCall,
     Node,
     NodeId,
     Sealed,
@@ -54,11 +51,11 @@ from rallypoint.core.state import (
 )
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.client import timing
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.reports.history import Chronicle, Noted
 from rallypoint.rendezvous.reports.report import brief_report, report_of
-from rallypoint.rendezvous.view_diff import run_closed, shut_out
+from rallypoint.rendezvous.view import Seated, catch_up, run_closed
 from rallypoint.server.fault import OnFault, guarded
 from rallypoint.wallclock import now_text
 
@@ -132,7 +129,7 @@ class RunHost:
         self.state = state
         if state.settings is None:
             return
-        away = dialogue.absence_seconds(state.settings.lease_seconds)
+        away = timing.absence_seconds(state.settings.lease_seconds)
         self._return_until = self._loop.time() + away
         for timer in timers(state):  # a node must reconnect before it can join again
             later = away if isinstance(timer, RejoinOver) else 0.0
@@ -173,33 +170,13 @@ class RunHost:
         member = find(self.state, resume.node)
         if member is not None and self.state.incarnation == resume.incarnation:
             self._bind(connection, resume.node)
-        phase = self.state.phase
-        if connection.node != resume.node or isinstance(phase, Closed):
-            connection.send(p.frame(wire.Push(self._shut_out(resume))))
-        elif isinstance(phase, (Gathering, LastCall)) and resume.node in self.state.participants:
-            why = self.state.opening
-            opened = RoundOpened(resume.incarnation, phase.round, why)
-            connection.send(p.frame(wire.Push(opened)))
-        elif isinstance(phase, Sealed) and resume.node in self.state.participants:
-            count = len(self.state.waiting)
-            told: wire.Told = WaitingChanged(resume.incarnation, resume.round, count)
-            if phase.record.number != resume.round:
-                told = _seat_of(phase, resume.node)
-            connection.send(p.frame(wire.Push(told)))
-        for notice in notices.standing(self.state, resume.node):
-            connection.send(p.frame(wire.Push(notice)))
-
-    def _shut_out(self, resume: wire.Resume) -> wire.Told:
-        inc, closed = self.state.incarnation, run_closed(self.state)
-        if closed is not None and resume.incarnation == inc:
-            return closed
-        if kept_out := exclusion.told(self.state, resume.node):
-            return kept_out
         unknown = (
             f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
             f"{resume.round}: it was lost, or the server was started anew without its state"
         )
-        return shut_out(self.state, resume.node, unknown)
+        known = (resume.incarnation, resume.round)
+        for message in catch_up(self.state, resume.node, known, unknown=unknown):
+            connection.send(p.frame(wire.Push(message)))
 
     @guarded
     def disconnected(self, connection: NodeConnection) -> None:
@@ -358,7 +335,7 @@ class RunHost:
                 connection = self.connections.get(node)
                 if connection is not None:
                     seat = assignment(message.record, seats[node])
-                    connection.send(p.frame(wire.Push(wire.Seated(seat))))
+                    connection.send(p.frame(wire.Push(Seated(seat))))
             return
         data = p.frame(wire.Push(message))
         for node in to:
@@ -404,8 +381,3 @@ class RunHost:
             handle.cancel()
         self._timers.clear()
         self._graces.clear()
-
-
-def _seat_of(phase: Sealed, node: NodeId) -> wire.Seated:
-    rank = next(s.rank for s in phase.record.seats if s.node.id == node)
-    return wire.Seated(assignment(phase.record, rank))

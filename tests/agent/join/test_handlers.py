@@ -7,8 +7,9 @@ from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure, Settings, Verdict
 from rallypoint.errors import RendezvousClosedError, RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
+from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
 
 FAILURE = Failure("node-a", 0, 0, 1)

@@ -19,7 +19,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import View
 
 
 class Checks(Checkup):

@@ -23,9 +23,9 @@ from rallypoint.errors import (
 from rallypoint.hosting import host as hosting
 from rallypoint.net.connection import Target
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator, create_handler
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
+from rallypoint.rendezvous.view import View
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
 from rallypoint.testing.proxy import Proxy

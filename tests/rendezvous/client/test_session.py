@@ -1,234 +1,466 @@
-"""A session over real sockets: watchers, cuts, outages, ends at any moment."""
+"""The client session by its inputs and outputs: no socket, no thread, no clock."""
 
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-
+import msgspec
 import pytest
 
-from rallypoint.core.events import Join
-from rallypoint.core.state import Node, Settings
-from rallypoint.deadline import Deadline
-from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.net.connection import Target
+from rallypoint.core.events import (
+    Assignment,
+    Close,
+    Fail,
+    Finish,
+    Join,
+    Leave,
+    Notify,
+    Refusal,
+    Refused,
+    RoundOpened,
+    RunClosed,
+    SettingsHeld,
+    WaitingChanged,
+)
+from rallypoint.core.state import Failure, Node, Settings, Verdict
+from rallypoint.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    StoreConnectionError,
+)
+from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client.session import Session
-from rallypoint.rendezvous.coordinator import View
-from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.server.options import Options
-from rallypoint.testing.proxy import Proxy
-from rallypoint.testing.store_handles import in_thread
+from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous.client.session import Request, Session, Withdrawn, join_error
+from rallypoint.rendezvous.view import NodeMessage, Seated, View
 
-Make = Callable[..., Session]
-
-
-@pytest.fixture(name="make")
-def _make() -> Iterator[Make]:
-    sessions: list[Session] = []
-
-    def make(port: int, lease: float = 15.0, token: bytes = b"") -> Session:
-        sessions.append(Session(Target("127.0.0.1", port, "run", token), lease))
-        return sessions[-1]
-
-    yield make
-    for session in sessions:
-        session.stop()
+NODE, OTHER, SETTINGS = Node("a", "host"), Node("b", "host"), Settings(1, 2)
+SEAT = Assignment(2, 7, 0, 1, 0, 1, 0, 1, "host", 1, 0, "why")
+CLOSED = RunClosed(2, 7, "x", "noon", "enough", Verdict.CLOSED)
+FENCED = Refused(Refusal.FENCED, "lost")
+EXCLUDED = Refused(Refusal.EXCLUDED, "bad memory")
+STALE = Refused(Refusal.STALE, "over")
+OPENED = RoundOpened(2, 8, "b was lost")
+FAILURE = Failure("a", 0, 0, 1)
 
 
-def until(session: Session, ready: Callable[[View], bool]) -> View:
-    with session.changed:
-        assert session.changed.wait_for(lambda: ready(session.view), 20), session.view
-        return session.view
+def a_session(*messages: NodeMessage) -> Session:
+    """Return a connected session that has received these messages."""
+    session = Session("run", "first:29400", 15.0)
+    session.connected()
+    for message in messages:
+        push(session, message)
+    return session
 
 
-def report(session: Session, limit: float = 20.0) -> wire.Answer | None:
-    return session.call(wire.Inquire, Deadline(limit))
+def push(session: Session, message: NodeMessage) -> str:
+    return receive(session, wire.Push(message))
 
 
-def seat(session: Session, lease: float = 15.0) -> View:
-    """Let the session's node join a round of its own."""
-    settings = Settings(1, 1, lease_seconds=lease)
-    session.join = Join(Node("node", session.local_address, host="here"), settings)
-    session.send(wire.Ask(0, session.join))
-    return until(session, lambda view: view.assignment is not None)
+def receive(session: Session, body: msgspec.Struct) -> str:
+    return session.receive(p.frame(body)[4:])
 
 
-def test_it_connects_asks_and_ends(server: EmbeddedServer, make: Make) -> None:
-    session = make(server.port)
+def sent(frame: bytes) -> object:
+    return msgspec.msgpack.decode(frame[4:], type=wire.ClientBody)
+
+
+def joined(session: Session, node: Node = NODE) -> Join:
+    return session.join(node, SETTINGS, "why")[0]
+
+
+# -- the connection -----------------------------------------------------------------------
+
+
+def test_a_new_session_is_not_connected() -> None:
+    session = Session("run", "first:29400", 15.0)
     assert session.view == View(connected=False)
-    session.start(Deadline(20))
-    session.start(Deadline(20))  # once more is nothing
-    assert session.view.connected
-    assert session.local_address == "127.0.0.1"
-    answer = report(session)
-    assert answer is not None
-    assert answer.report is not None
-    assert answer.report.run_id == "run"
-    began = time.monotonic()
-    session.stop()
-    session.stop()
-    assert time.monotonic() - began < 2.0
-    with pytest.raises(RendezvousStateError, match="shut down; make a new one"):
-        session.start(Deadline(20))
-    assert server.wait_until_empty(Deadline(20))
+    assert not session.over
+    assert session.greetings() == []
+    session.connected()
+    assert session.view == View()
+    session.disconnected()
+    assert session.view == View(connected=False)
 
 
-def test_a_watcher_that_fails_harms_nobody(
-    server: EmbeddedServer, make: Make, caplog: pytest.LogCaptureFixture
+def test_a_lost_connection_changes_nothing_else_in_the_view() -> None:
+    session = a_session(Seated(SEAT), WaitingChanged(2, 7, 3))
+    session.disconnected()
+    assert session.view == View(SEAT, waiting=3, connected=False)
+    session.connected()
+    assert session.view == View(SEAT, waiting=3)
+
+
+def test_pauses_between_attempts_grow_until_the_session_is_connected_again() -> None:
+    session = a_session()
+    first = timing.FIRST_PAUSE_SECONDS
+    assert [session.retry_seconds(False, 1.5) for _ in range(3)] == [
+        pytest.approx(first * factor) for factor in (1.5, 3.0, 6.0)
+    ]
+    session.connected()
+    assert session.retry_seconds(False, 0.5) == pytest.approx(first / 2)
+    pauses = [session.retry_seconds(standby=True, jitter=1.0) for _ in range(9)]
+    assert pauses[-1] == timing.STANDBY_PAUSE_SECONDS
+
+
+def test_heartbeats_are_sent_until_the_server_counts_as_gone() -> None:
+    session = Session("run", "first:29400", 6.0)
+    assert session.heartbeat_seconds == 2.0
+    frame = session.heartbeat(6.0, 0.0)
+    assert frame is not None
+    assert sent(frame) == wire.Beat()
+    assert session.heartbeat(6.1, 0.0) is None
+    assert session.heartbeat(6.1, 3.1) == frame, "a paused process has not listened"
+
+
+def test_one_of_several_servers_may_be_silent_for_less_time() -> None:
+    session = Session("run", "a:1,b:1", 60.0, several=True)
+    assert session.heartbeat_seconds == 3.0
+    assert session.heartbeat(5.0, 0.0) is not None
+    assert session.heartbeat(5.1, 0.0) is None
+
+
+def test_a_fault_ends_the_session_and_is_kept_in_the_view() -> None:
+    session, error = a_session(), KeyError("a fault")
+    session.fail(error)
+    assert session.over
+    assert session.view == View(connected=False, error=error)
+
+
+def test_a_body_that_cannot_be_decoded_ends_the_connection() -> None:
+    with pytest.raises(StoreConnectionError, match="first:29400: "):
+        a_session().receive(b"\xc1")
+
+
+def test_a_goodbye_ends_the_connection() -> None:
+    goodbye = p.Goodbye(p.GOODBYE_LIMIT, "too many")
+    with pytest.raises(StoreConnectionError, match=r"first:29400 .*too many"):
+        receive(a_session(), goodbye)
+
+
+def test_a_heartbeat_of_the_server_changes_nothing() -> None:
+    session = a_session()
+    assert receive(session, wire.Beat()) == ""
+    assert session.view == View()
+
+
+def test_other_settings_than_the_runs_are_a_warning() -> None:
+    session = a_session()
+    assert push(session, SettingsHeld("the run has max_nodes=3")) == "the run has max_nodes=3"
+    assert push(session, OPENED) == ""
+    assert session.view == View(opened=OPENED)
+
+
+# -- what is said first on a new connection -------------------------------------------------
+
+
+def test_a_join_without_an_answer_is_sent_again() -> None:
+    session = a_session()
+    join, frame = session.join(NODE, SETTINGS, "why")
+    assert sent(frame) == wire.Ask(0, join)
+    assert session.greetings() == [frame]
+
+
+def test_a_node_with_a_seat_resumes() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    assert [sent(frame) for frame in session.greetings()] == [wire.Resume("a", 2, 7)]
+
+
+def test_a_node_that_asks_for_the_next_round_joins_again_instead_of_resuming() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    join, frame = session.join(NODE, SETTINGS)
+    assert (join.incarnation, join.after) == (2, 7)
+    assert session.greetings() == [frame]
+
+
+@pytest.mark.parametrize("message", [FENCED, EXCLUDED, CLOSED])
+def test_a_node_that_is_shut_out_says_nothing_of_itself(message: NodeMessage) -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    push(session, message)
+    request = session.ask(Close("me", "x"))
+    assert session.greetings() == [request.frame]
+
+
+def test_requests_without_a_response_are_sent_again_in_order() -> None:
+    session = a_session()
+    one, two = session.ask(Close("me", "x")), session.ask(Close("me", "y"))
+    assert session.greetings() == [one.frame, two.frame]
+    receive(session, wire.Done(one.id))
+    assert session.greetings() == [two.frame]
+
+
+# -- joining --------------------------------------------------------------------------------
+
+
+def test_a_first_join_knows_no_round() -> None:
+    session = a_session()
+    join, _frame = session.join(NODE, SETTINGS, "why", new_incarnation=True)
+    assert join == Join(NODE, SETTINGS, 0, 0, "why", new_incarnation=True)
+    assert session.joined is join
+    assert session.outcome(join) is None
+
+
+def test_a_join_of_the_same_node_keeps_its_seat_and_nothing_else() -> None:
+    session = a_session()
+    joined(session)
+    for message in (Seated(SEAT), WaitingChanged(2, 7, 3), FENCED):
+        push(session, message)
+    session.disconnected()
+    join = joined(session)
+    assert (join.incarnation, join.after) == (2, 7)
+    assert session.view == View(SEAT, connected=False)
+    assert session.outcome(join) is None
+
+
+def test_a_join_under_another_id_knows_no_round() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    assert joined(session, OTHER).after == 0
+    assert session.view == View()
+
+
+def test_a_join_after_the_end_of_the_run_knows_no_round() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    push(session, CLOSED)
+    assert joined(session).after == 0
+    assert session.view == View()
+
+
+def test_the_outcome_of_a_join_is_its_seat() -> None:
+    session = a_session()
+    join = joined(session)
+    push(session, Seated(SEAT))
+    assert session.outcome(join) == SEAT
+
+
+def test_the_seat_of_the_round_before_is_no_outcome() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    join = joined(session)
+    assert session.outcome(join) is None
+    later = msgspec.structs.replace(SEAT, round=8)
+    push(session, Seated(later))
+    assert session.outcome(join) == later
+
+
+@pytest.mark.parametrize("message", [STALE, EXCLUDED, FENCED, Refused(Refusal.CLOSED, "over")])
+def test_the_outcome_of_a_join_is_its_refusal(message: Refused) -> None:
+    session = a_session()
+    join = joined(session)
+    push(session, message)
+    assert session.outcome(join) == message
+
+
+def test_a_fence_is_the_outcome_although_the_view_has_a_seat() -> None:
+    session = a_session()
+    join = joined(session)
+    push(session, Seated(SEAT))
+    push(session, FENCED)
+    assert session.outcome(join) == FENCED
+
+
+def test_a_token_that_does_not_allow_a_join_refuses_it() -> None:
+    session = a_session()
+    join = joined(session)
+    receive(session, wire.Denied(0, "may only look"))
+    assert session.outcome(join) == Refused(Refusal.TOKEN, "may only look")
+
+
+def test_a_new_join_forgets_the_refusal_of_the_last_one() -> None:
+    session = a_session()
+    joined(session)
+    push(session, STALE)
+    assert session.outcome(joined(session)) is None
+
+
+def test_the_outcome_of_a_join_is_the_end_of_the_run() -> None:
+    session = a_session()
+    join = joined(session)
+    push(session, CLOSED)
+    assert session.outcome(join) == CLOSED
+
+
+def test_the_outcome_of_a_join_is_what_ended_the_session() -> None:
+    session, error = a_session(), KeyError("a fault")
+    join = joined(session)
+    push(session, STALE)
+    session.fail(error)
+    assert session.outcome(join) is error
+
+
+def test_a_leave_another_join_or_the_end_of_the_session_withdraws_a_join() -> None:
+    session = a_session()
+    first = joined(session)
+    second = joined(session)
+    assert session.outcome(first) == Withdrawn()
+    assert session.outcome(second) is None
+    session.leave("enough")
+    assert session.outcome(second) == Withdrawn()
+    third = joined(session)
+    session.stop()
+    assert session.over
+    assert session.outcome(third) == Withdrawn()
+    assert session.joined is None
+
+
+def test_a_join_without_a_seat_is_not_sent_again() -> None:
+    session = a_session()
+    first = joined(session)
+    second = joined(session)
+    session.end_join(first)
+    assert len(session.greetings()) == 1
+    session.end_join(second)
+    assert session.greetings() == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "words"),
+    [
+        (STALE, RendezvousStateError, "run 'run' on first:1: over"),
+        (Refused(Refusal.CLOSED, "over"), RendezvousClosedError, "run 'run' on first:1: over"),
+        (CLOSED, RendezvousClosedError, "run 'run' was closed by x at noon: enough"),
+        (
+            msgspec.structs.replace(CLOSED, at="", verdict=Verdict.FINISHED),
+            RendezvousGracefulExitError,
+            "run 'run' was closed by x: enough; this node is not needed any more",
+        ),
+        (Withdrawn(), RendezvousStateError, "run 'run': this node left while it was joining"),
+        (
+            KeyError("x"),
+            RendezvousConnectionError,
+            "the session with first:1 has failed: 'x'",
+        ),
+    ],
+)
+def test_each_outcome_without_a_seat_is_an_error_for_the_caller(
+    outcome: Refused | RunClosed | Withdrawn | BaseException, kind: type[Exception], words: str
 ) -> None:
-    session = make(server.port)
-    seen: list[View] = []
-    seated = threading.Event()
-
-    def watcher(view: View) -> None:
-        seen.append(view)
-        if view.assignment is not None:
-            seated.set()
-
-    def broken(view: View) -> None:
-        raise KeyError("a fault in a callback")
-
-    session.watch(broken)
-    end = session.watch(watcher)
-    session.start(Deadline(20))
-    view = seat(session)
-    assert view.error is None
-    assert seated.wait(20)
-    assert seen[-1] == view
-    assert "a watcher of run 'run' has failed" in caplog.text
-    assert "a fault in a callback" in caplog.text
-    end()
-    session.update(lambda view: View())
-    assert seen[-1] == view
+    error = join_error(outcome, "run", "first:1")
+    assert type(error) is kind
+    assert str(error) == words
 
 
-def test_a_cut_within_the_grace_is_no_loss(server: EmbeddedServer, make: Make) -> None:
-    with Proxy("127.0.0.1", server.port) as proxy:
-        session = make(proxy.port)
-        session.start(Deadline(20))
-        before = seat(session)
-        changes: list[bool] = []
-        session.watch(lambda view: changes.append(view.connected))
-        for number in range(1, 4):
-            assert proxy.cut() == 1
-            with session.changed:
-                assert session.changed.wait_for(lambda n=number: changes.count(True) == n, 20)  # type: ignore[misc] # a default
-            assert report(session) is not None
-        assert session.view == before
-        state = server.call(lambda s: s.run("run").state, Deadline(20))
-        assert (state.fenced, state.phase.record.number) == ({}, 1)
-        assert state.participants["node"].connected
+# -- leaving --------------------------------------------------------------------------------
 
 
-def test_what_was_asked_during_an_outage_is_answered_after_it(
-    server: EmbeddedServer, make: Make
-) -> None:
-    with Proxy("127.0.0.1", server.port) as proxy:
-        session = make(proxy.port)
-        session.start(Deadline(20))
-        proxy.refusing = True
-        proxy.cut()
-        until(session, lambda view: not view.connected)
-        asked = in_thread(report, session)
-        with pytest.raises(RendezvousConnectionError, match=r"not connected: .*127\.0\.0\.1"):
-            report(session, 0.2)
-        proxy.refusing = False
-        assert asked.result(20) is not None
-        assert session.answers == {}
+def test_a_leave_ends_the_join_and_clears_the_view() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    request = session.leave("enough")
+    assert request is not None
+    assert sent(request.frame) == wire.Ask(request.id, Leave("a", "enough"))
+    assert session.view == View()
+    assert session.joined is None
+    assert session.leave("again") is None
 
 
-def test_a_server_that_says_nothing_for_a_lease_counts_as_gone(make: Make) -> None:
-    server = EmbeddedServer("127.0.0.1", 0, Options())
-    session = make(server.port, lease=0.3)
-    session.start(Deadline(20))
-    stalled, go_on = threading.Event(), threading.Event()
-
-    def stall(_: object) -> None:
-        stalled.set()
-        go_on.wait(20)
-
-    stalling = in_thread(server.call, stall, Deadline(20))
-    assert stalled.wait(20)
-    until(session, lambda view: not view.connected)
-    go_on.set()
-    stalling.result(20)
-    until(session, lambda view: view.connected)
-    session.stop()
-    server.stop()
+def test_a_leave_keeps_what_the_view_says_of_the_connection() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    session.disconnected()
+    session.leave("enough")
+    assert session.view == View(connected=False)
 
 
-def test_a_wrong_token_is_said_at_once(serve: Callable[..., EmbeddedServer], make: Make) -> None:
-    session = make(serve(token=b"right").port, token=b"wrong")
-    with pytest.raises(RendezvousConnectionError, match="token"):
-        session.start(Deadline(60))
+@pytest.mark.parametrize("message", [FENCED, CLOSED])
+def test_a_node_that_is_no_member_has_nothing_to_leave(message: NodeMessage) -> None:
+    session = a_session()
+    joined(session)
+    push(session, message)
+    before = session.view
+    assert session.leave("enough") is None
+    assert session.joined is None
+    assert session.view == before
 
 
-def test_an_unreachable_server_is_an_error_that_says_what_was_tried(make: Make, port: int) -> None:
-    with pytest.raises(RendezvousConnectionError) as caught:
-        make(port).start(Deadline(0.2))
-    for words in ("run 'run'", f"127.0.0.1:{port}", "nobody listens", "join=0.2 s"):
-        assert words in str(caught.value)
+# -- other requests ---------------------------------------------------------------------------
 
 
-def test_stop_ends_an_attempt_to_connect(make: Make, port: int) -> None:
-    session = make(port)
-    starting = in_thread(session.start, Deadline(600))
-    with pytest.raises(TimeoutError):
-        starting.result(0.2)
-    began = time.monotonic()
-    session.stop()
-    assert time.monotonic() - began < 1.0
-    with pytest.raises(RendezvousStateError, match="shut down"):
-        starting.result(10)
+def test_each_request_has_an_id_of_its_own_and_one_response() -> None:
+    session = a_session()
+    one = session.request(wire.Inquire)
+    two = session.request(lambda number: wire.Inquire(number, brief=True))
+    assert (one.id, two.id) == (1, 2)
+    assert sent(two.frame) == wire.Inquire(2, brief=True)
+    assert not session.is_answered(one)
+    answer = wire.Answer(1)
+    receive(session, answer)
+    assert session.is_answered(one)
+    assert not session.is_answered(two)
+    assert session.take_response(one) == answer
+    assert session.take_response(one) is None
 
 
-def test_stop_ends_a_reconnect_and_whoever_waits(make: Make) -> None:
-    server = EmbeddedServer("127.0.0.1", 0, Options())
-    session = make(server.port)
-    session.start(Deadline(20))
-    server.stop()
-    until(session, lambda view: not view.connected)
-    waiting = in_thread(report, session)
-    with pytest.raises(TimeoutError):
-        waiting.result(0.2)
-    began = time.monotonic()
-    session.stop()
-    assert time.monotonic() - began < 2.0
-    with pytest.raises(RendezvousConnectionError, match="ended before the answer came"):
-        waiting.result(10)
-    assert not [t for t in threading.enumerate() if t.name == "rallypoint-session"]
+@pytest.mark.parametrize("kind", [wire.Done, wire.Answer, lambda n: wire.Denied(n, "no")])
+def test_every_kind_of_response_ends_its_request(kind: type[wire.Done]) -> None:
+    session = a_session()
+    request = session.ask(Close("me", "x"))
+    receive(session, kind(request.id))
+    assert session.take_response(request) == kind(request.id)
+    assert session.greetings() == []
 
 
-def test_a_fault_in_the_thread_is_raised_by_the_next_call(
-    server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = make(server.port)
-    session.start(Deadline(20))
-
-    def broken(_: object) -> None:
-        raise KeyError("a fault in the session")
-
-    monkeypatch.setattr(session, "_handle", broken)
-    with pytest.raises(RendezvousConnectionError, match="a fault in the session"):
-        report(session)
-    assert isinstance(session.view.error, KeyError)
-    with pytest.raises(RendezvousConnectionError, match="has failed"):
-        session.start(Deadline(20))
-    assert server.wait_until_empty(Deadline(20))  # its node's grace begins at once
+def test_a_response_to_a_request_that_was_given_up_is_dropped() -> None:
+    session = a_session()
+    request = session.ask(Close("me", "x"))
+    assert session.take_response(request) is None
+    assert session.greetings() == []
+    receive(session, wire.Done(request.id))
+    assert session.take_response(request) is None
 
 
-def test_a_fork_leaves_the_parents_session_alone(server: EmbeddedServer, make: Make) -> None:
-    session = make(server.port)
-    session.start(Deadline(20))
-    child = os.fork()
-    if child == 0:  # no test framework here: only an exit code
-        code = 1
-        try:
-            session.start(Deadline(1))
-        except RendezvousStateError as error:
-            code = 42 if "before a fork" in str(error) else 2
-        session.stop()
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-    assert report(session) is not None
+def test_the_end_of_the_session_answers_every_request() -> None:
+    stopped, failed = a_session(), a_session()
+    request = Request(1, b"")
+    stopped.stop()
+    assert stopped.is_answered(request)
+    failed.view = View(error=KeyError("x"))
+    assert failed.is_answered(request)
+
+
+def test_finish_and_failure_name_the_seat() -> None:
+    session = a_session()
+    joined(session)
+    push(session, Seated(SEAT))
+    finish = session.finish("noon")
+    assert sent(finish.frame) == wire.Ask(finish.id, Finish("a", 2, 7, at="noon"))
+    fail = session.report_failure(FAILURE)
+    assert sent(fail.frame) == wire.Ask(fail.id, Fail("a", 2, 7, FAILURE))
+
+
+def test_finish_and_failure_need_a_seat() -> None:
+    session = a_session()
+    joined(session)
+    with pytest.raises(RendezvousStateError, match="finish: this node is in no round"):
+        session.finish("noon")
+    session = a_session(Seated(SEAT))
+    with pytest.raises(RendezvousStateError, match="fail: this node is in no round; join first"):
+        session.report_failure(FAILURE)
+
+
+def test_a_notice_names_the_node() -> None:
+    session = a_session()
+    with pytest.raises(RendezvousStateError, match="notice: this node has not joined, or has left"):
+        session.notice("spot", 25.0)
+    joined(session)
+    request = session.notice("spot", 25.0)
+    assert sent(request.frame) == wire.Ask(request.id, Notify("a", "spot", seconds=25.0))
+
+
+def test_e1_a_close_names_the_incarnation_that_it_is_for() -> None:
+    session = a_session()
+    request = session.close("me", "enough", "noon")
+    assert sent(request.frame) == wire.Ask(1, Close("me", "enough", at="noon", incarnation=0))
+    push(session, Seated(SEAT))
+    later = session.close("me", "enough", "noon")
+    assert sent(later.frame) == wire.Ask(2, Close("me", "enough", at="noon", incarnation=2))

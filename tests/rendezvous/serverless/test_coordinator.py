@@ -20,7 +20,6 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.registry import create_handler
@@ -29,6 +28,7 @@ from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBac
 from rallypoint.rendezvous.serverless.backends.store import StoreRendezvousBackend
 from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.clock import ManualClock
 

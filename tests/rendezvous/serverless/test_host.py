@@ -15,12 +15,12 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import View
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.clock import ManualClock
 

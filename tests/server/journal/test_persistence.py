@@ -28,7 +28,8 @@ from rallypoint.net import protocol as p
 from rallypoint.net.connection import Target, open_link
 from rallypoint.net.listener import listen
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client.dialogue import absence_seconds
+from rallypoint.rendezvous.client.timing import absence_seconds
+from rallypoint.rendezvous.view import Seated
 from rallypoint.server import server as module
 from rallypoint.server.journal.persistence import HELD_BYTES, Persistence
 from rallypoint.server.journal.records import FORMAT, FORMAT_NAME
@@ -334,7 +335,7 @@ def join(life: Life, node: str, incarnation: int = 0, after: int = 0) -> HeldCon
     return session
 
 
-def sealed(shelf: Shelf, *nodes: str) -> dict[str, wire.Seated]:
+def sealed(shelf: Shelf, *nodes: str) -> dict[str, Seated]:
     """Bring nodes into a sealed round, and end that server; return what they were told."""
     life = Life(shelf)
     sessions = {node: join(life, node) for node in nodes}
@@ -353,7 +354,7 @@ def resume(life: Life, node: str) -> HeldConnection:
 def test_members_resume_in_the_same_round_after_a_restart() -> None:
     shelf = Shelf()
     seats = sealed(shelf, "a", "b", "c")
-    assert {type(seat) for seat in seats.values()} == {wire.Seated}
+    assert {type(seat) for seat in seats.values()} == {Seated}
     life = Life(shelf)
     life.settle()
     run = life.server.run("run")
@@ -424,10 +425,10 @@ def test_join_survives_a_takeover() -> None:
     sessions = [join(second, "a"), join(second, "b")]  # they ask again
     second.settle()
     second.loop.advance(29)
-    assert not [s for session in sessions for s in session.sent if isinstance(s, wire.Seated)]
+    assert not [s for session in sessions for s in session.sent if isinstance(s, Seated)]
     second.loop.advance(2)  # the last call began anew
     second.settle()
-    assert all(isinstance(session.sent[-1], wire.Seated) for session in sessions)
+    assert all(isinstance(session.sent[-1], Seated) for session in sessions)
 
 
 def test_stored_seat_that_was_not_sent_is_sent_after_a_restart() -> None:
@@ -437,11 +438,11 @@ def test_stored_seat_that_was_not_sent_is_sent_after_a_restart() -> None:
     first.settle()
     first.loop.advance(31)
     first.pen.store()  # and the power goes off
-    assert not [s for session in sessions for s in session.sent if isinstance(s, wire.Seated)]
+    assert not [s for session in sessions for s in session.sent if isinstance(s, Seated)]
     second = Life(shelf)
     again = [join(second, "a"), join(second, "b")]
     second.settle()
-    assert all(isinstance(session.sent[-1], wire.Seated) for session in again)
+    assert all(isinstance(session.sent[-1], Seated) for session in again)
 
 
 def test_closed_run_stays_closed_and_says_why() -> None:

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 import rallypoint.core.advance as core
-from rallypoint.agent.loop import events_of
-from rallypoint.agent.policy import decisions
+from rallypoint.agent.policy import decisions, view_events
 from rallypoint.core import departures, exclusion, joins, ranks, rounds, worker_events
 from rallypoint.core.events import (
     Event,
@@ -26,12 +25,12 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.mutable_state import Draft
 from rallypoint.core.state import Gathering, Round, Sealed, Verdict
-from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.client.session import Session
 from rallypoint.rendezvous.serverless.failure_detector import Observer
 from rallypoint.server import connection, runs, store_host
 from rallypoint.server.journal import records
 from rallypoint.server.journal.group_commit import GroupCommit
-from rallypoint.testing.simulator import Kind, node
+from rallypoint.testing.simulator import Kind
 from rallypoint.testing.simulator.cas_store import Cell
 from rallypoint.testing.simulator.disk import SimulatedJournal, SimulatedWriter
 
@@ -230,12 +229,13 @@ def a_seat_is_not_told(patch: Patch) -> None:
 
 
 def nobody_resumes(patch: Patch) -> None:
-    patch.setattr(dialogue, "greetings", lambda view, join, asked: list(asked))
+    patch.setattr(Session, "greetings", lambda self: list(self._pending.values()))
 
 
 def fenced_nodes_work_on(patch: Patch) -> None:
+    events_of = view_events.events_of
     patch.setattr(
-        node,
+        view_events,
         "events_of",
         lambda *given: [e for e in events_of(*given) if type(e).__name__ != "Fenced"],
     )

@@ -1,9 +1,10 @@
 """A simulated node's requests to the server."""
 
-from tests.testing.simulator.test_world import a_world
+from tests.testing.simulator.test_world import a_hosted_world, a_world
 
 from rallypoint.agent.policy import decisions
-from rallypoint.core.state import Settings
+from rallypoint.core.events import Close
+from rallypoint.core.state import Closed, Settings
 from rallypoint.testing.simulator import Fault, Kind
 
 
@@ -28,3 +29,16 @@ def test_a_spare_waits_until_it_is_not_needed() -> None:
     world.run()
     assert [agent.exit.code for agent in world.agents if agent.exit] == [0, 0, 0]
     assert len(world.truth.done) == 2
+
+
+def test_an_order_reaches_the_run_through_a_client_that_takes_no_part() -> None:
+    world = a_hosted_world()
+    with world.watched():
+        world.start()
+        world.clockwork.run_until(2.0)
+        world.order(Close("a user", "enough"))
+        world.clockwork.run_until(6.0)
+    state = world.state()
+    assert state is not None
+    assert isinstance(state.phase, Closed)
+    assert world.live() == []

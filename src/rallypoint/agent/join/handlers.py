@@ -15,7 +15,8 @@ from rallypoint.core.events import Assignment, RunClosed
 from rallypoint.core.state import Failure, Verdict
 from rallypoint.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousInfo
-from rallypoint.rendezvous.coordinator import Report, View
+from rallypoint.rendezvous.coordinator import Report
+from rallypoint.rendezvous.view import View
 from rallypoint.wallclock import now_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ seat, says what failed, and tries again with growing pauses as long as a join ma
 """
 
 import threading
-import traceback
 from collections.abc import Callable
 
 from rallypoint import backoff
@@ -13,26 +12,9 @@ from rallypoint.agent.join.handlers import AgentHandler, Round
 from rallypoint.agent.join.health_check import Checkup
 from rallypoint.agent.join.progress import Waiting, live_line
 from rallypoint.agent.policy import events
+from rallypoint.agent.policy.view_events import join_failed
 from rallypoint.agent.reporting.report import is_live, say
 from rallypoint.deadline import Deadline
-from rallypoint.errors import (
-    AuthenticationError,
-    RallypointError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
-
-_KINDS: tuple[tuple[type[Exception], events.JoinError], ...] = (
-    (RendezvousGracefulExitError, events.JoinError.NOT_NEEDED),
-    (RendezvousClosedError, events.JoinError.CLOSED),
-    (RendezvousTimeoutError, events.JoinError.TIMEOUT),
-    (RendezvousConnectionError, events.JoinError.CONNECTION),
-    (RendezvousStateError, events.JoinError.REFUSED),
-    (AuthenticationError, events.JoinError.REFUSED),
-)
 
 
 class Joining:
@@ -93,7 +75,7 @@ class Joining:
                 waiting.stop()
             self._put(self._handler.next_round(why))
         except BaseException as error:  # handed to the policy, whatever it is
-            self._put(self._failed(error))
+            self._put(join_failed(error, self._handler.view().closed))
 
     def _sick(self, checkup: Checkup, over: threading.Event) -> str:
         """Return "" once the node is well, or what is wrong when no time is left (H1)."""
@@ -111,21 +93,3 @@ class Joining:
             if over.wait(pause):
                 break
         return "the agent ends"
-
-    def _failed(self, error: BaseException) -> events.JoinFailed:
-        kind = _kind(error)
-        text = str(error)
-        if not isinstance(error, RallypointError):
-            text = "".join(traceback.format_exception(error))
-        closed = self._handler.view().closed
-        if closed is None:
-            return events.JoinFailed(kind, text)
-        failures = () if closed.finished else closed.failures
-        return events.JoinFailed(kind, text, failures, closed.verdict)
-
-
-def _kind(error: BaseException) -> events.JoinError:
-    if isinstance(error.__cause__, AuthenticationError):
-        return events.JoinError.REFUSED  # a wrong token stays wrong
-    kinds = (name for error_type, name in _KINDS if isinstance(error, error_type))
-    return next(kinds, events.JoinError.OTHER)

@@ -1,32 +1,20 @@
-"""The coordinator over a server: a join is one request, everything else is told."""
+"""The coordinator over a server: a join is one request, and the server pushes every change.
+
+`session` decides what is said and what it means, `transport` carries it; this module turns
+outcomes into errors for the caller.
+"""
 
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-import msgspec
-
-from rallypoint.core.events import (
-    Assignment,
-    Close,
-    Fail,
-    Finish,
-    Join,
-    Leave,
-    Notify,
-    Refusal,
-    Refused,
-    RunClosed,
-)
-from rallypoint.core.state import Failure, Node, Settings, Verdict
+from rallypoint.core.events import Assignment
+from rallypoint.core.state import Failure, Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
-    RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rallypoint.hosting.host import HostingRetry, host_if_ours
@@ -36,14 +24,15 @@ from rallypoint.net.endpoints import parse_places
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import dialogue
-from rallypoint.rendezvous.client.session import Session
-from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, View, Watcher
+from rallypoint.rendezvous.client.session import Request, Session, join_error
+from rallypoint.rendezvous.client.transport import Transport
+from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, Watcher
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.join_timeout import wait_for_seat
 from rallypoint.rendezvous.parameters import RendezvousParameters
 from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
 from rallypoint.store.lazy import LazyStore
 from rallypoint.store.tcp import TCPStore
@@ -56,15 +45,15 @@ GOODBYE_SECONDS = 1.0  # of a shutdown, for a server that may be gone without a 
 
 
 class HostedCoordinator(Coordinator):
-    """A node's way to the run on a server.
+    """A node's access to a run on a server.
 
     Args:
         target: where the server is, which run, and the token.
-        lease_seconds: as in the run's settings; the session beats every third of it.
+        lease_seconds: as in the run's settings; a heartbeat is sent every third of it.
         server: a server that this process hosts; it ends with `shutdown`.
         label: who this is in "closed by", for people.
 
-    The attribute `hosting` makes what goes on during the first join: attempts to host.
+    The attribute `hosting` makes the context of the first join: attempts to host.
     """
 
     def __init__(
@@ -77,9 +66,9 @@ class HostedCoordinator(Coordinator):
         self.target = target
         self.server = server
         self.hosting: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._session = Session(target, lease_seconds)
+        self._session = Session(target.run, target.where, lease_seconds, target.route.several)
+        self._transport = Transport(target, self._session)
         self._label = label
-        self._node: Node | None = None
         self._store: LazyStore | None = None
         self._opening = threading.Lock()
         self._handing_over = threading.Lock()
@@ -88,65 +77,31 @@ class HostedCoordinator(Coordinator):
     def join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> Assignment:
+        session, transport = self._session, self._transport
         with self.hosting():
-            seat = self._join(node, settings, deadline, why, new_incarnation)
-        self.hosting = nullcontext  # a server that is lost takes its runs along: none is made anew
-        return seat
-
-    def _join(
-        self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
-    ) -> Assignment:
-        session = self._session
-        session.start(deadline, reads=True)
-        self._node = node
-        asked = session.begin(node, settings, why, new_incarnation)
-        wait_for_seat(
-            session.asking(wire.Ask(0, asked)),
-            lambda: session.view,
-            lambda: session.join is not asked or self._settled(asked),
-            deadline,
-        )
-        with session.changed:
-            view, withdrawn = session.view, session.join is not asked
-            refused: Refused | None = session.refused  # set by whoever reads
-            refused = refused or view.fenced
-        session.raise_failure()
-        if refused is not None:
-            session.join = None
-            if refused.refusal is Refusal.CLOSED:
-                session.update(lambda v: msgspec.structs.replace(v, closed=_closed_of(refused)))
-            raise self._refused(refused)
-        if view.closed is not None:
-            session.join = None
-            raise self._closed(view.closed)
-        if withdrawn or session.stopping:
-            raise RendezvousStateError(
-                f"run {self.target.run!r}: this node left while it was joining"
+            transport.start(deadline, reads=True)
+            self._label = node.label
+            join, frame = transport.update(lambda s: s.join(node, settings, why, new_incarnation))
+            frames = iter((frame,))  # goes out with the first wait
+            wait_for_seat(
+                lambda done, limit: transport.wait_for(done, limit, next(frames, b"")),
+                lambda: session.view,
+                lambda: session.outcome(join) is not None,
+                deadline,
             )
-        if view.assignment is None or not dialogue.is_settled(asked, view, None):
-            raise self._timed_out(deadline)
-        return view.assignment
-
-    def _settled(self, asked: Join) -> bool:
-        session = self._session
-        return session.stopping or dialogue.is_settled(asked, session.view, session.refused)
-
-    def _closed(self, closed: RunClosed) -> RendezvousError:
-        when = f" at {closed.at}" if closed.at else ""
-        text = f"run {self.target.run!r} was closed by {closed.by}{when}: {closed.why}"
-        if closed.finished:
-            return RendezvousGracefulExitError(f"{text}; this node is not needed any more")
-        return RendezvousClosedError(text)
-
-    def _refused(self, refused: Refused) -> RendezvousError:
-        text = f"run {self.target.run!r} on {self.target.where}: {refused.why}"
-        if refused.refusal is Refusal.CLOSED:
-            return RendezvousClosedError(text)
-        return RendezvousStateError(text)
+            with transport.changed:
+                outcome = session.outcome(join)
+            if outcome is None:
+                raise self._timed_out(deadline)
+            if not isinstance(outcome, Assignment):
+                transport.raise_failure()
+                session.end_join(join)
+                raise join_error(outcome, self.target.run, self.target.where)
+        self.hosting = nullcontext  # only the first join hosts: a lost server takes its runs along
+        return outcome
 
     def _timed_out(self, deadline: Deadline) -> RendezvousError:
         grace = Deadline(WITHDRAW_SECONDS)
-        text = ""
         try:
             report = self.brief_report(grace)
             missing = f"; missing: {', '.join(report.missing)}" if report.missing else ""
@@ -154,77 +109,61 @@ class HostedCoordinator(Coordinator):
         except RendezvousConnectionError as error:
             text = str(error)
         self.leave("its join timed out", grace)
-        error_type = RendezvousTimeoutError
-        return error_type(
+        return RendezvousTimeoutError(
             f"no round of run {self.target.run!r} was complete within join={deadline.timeout:g} s "
             f"(server {self.target.where}): {text}"
         )
 
     def leave(self, why: str, deadline: Deadline) -> None:
-        """Leave the run.
+        """Leave in good order.
 
-        Without a connection, it waits a moment for one to come back; after that, the end of
-        this node's grace period says the same.
+        Without a connection nobody can be notified: the leave waits a moment for it to come
+        back; otherwise the end of this node's grace has the same effect.
         """
-        session = self._session
-        join, session.join = session.join, None
-        if join is None or session.view.closed is not None or session.view.fenced is not None:
+        request = self._transport.update(lambda session: session.leave(why))
+        if request is None:
             return
-        node = join.node.id
-        session.update(lambda v: View(connected=v.connected, error=v.error))
-        connected = session.view.connected
+        connected = self._session.view.connected
         limit = deadline if connected else Deadline(deadline.capped(WITHDRAW_SECONDS))
         try:
-            session.call(lambda i: wire.Ask(i, Leave(node, why)), limit)
+            self._transport.call(request, limit)
         except RendezvousConnectionError as error:
             logger.info("leaving run %r was not acknowledged: %s", self.target.run, error)
 
     def finish(self, deadline: Deadline) -> None:
-        session = self._session
-        join, seat = session.join, session.view.assignment
-        if join is None or seat is None:
-            raise RendezvousStateError("finish: this node is in no round; join first")
-        event = Finish(join.node.id, seat.incarnation, seat.round, at=now_text())
-        session.call(lambda i: wire.Ask(i, event), deadline)
+        self._call(lambda session: session.finish(now_text()), deadline)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
-        session = self._session
-        join, seat = session.join, session.view.assignment
-        if join is None or seat is None:
-            raise RendezvousStateError("fail: this node is in no round; join first")
-        event = Fail(join.node.id, seat.incarnation, seat.round, failure)
-        session.call(lambda i: wire.Ask(i, event), deadline)
+        self._call(lambda session: session.report_failure(failure), deadline)
 
     def close(self, why: str, deadline: Deadline) -> None:
-        session = self._session
-        session.start(deadline)
-        label = self._label if self._node is None else self._node.label
-        by = label or f"a client at {session.local_address}"
-        incarnation, _round = dialogue.known_of(session.view)  # E1: a late close ends no other
-        event = Close(by, why, at=now_text(), incarnation=incarnation)
-        session.call(lambda i: wire.Ask(i, event), deadline)
-        # The server has told by whom it was closed: somebody else may have been faster.
+        self._transport.start(deadline)
+        by = self._label or f"a client at {self._transport.local_address}"
+        # The response may name another caller, who was faster.
+        self._call(lambda session: session.close(by, why, now_text()), deadline)
 
     def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
-        session = self._session
-        join = session.join
-        if join is None:
-            raise RendezvousStateError("notice: this node has not joined, or has left")
-        event = Notify(join.node.id, why, seconds=seconds)
-        session.call(lambda i: wire.Ask(i, event), deadline)
+        self._call(lambda session: session.notice(why, seconds), deadline)
 
     def order(self, event: Order, deadline: Deadline) -> None:
-        self._session.start(deadline)
-        self._session.call(lambda i: wire.Ask(i, event), deadline)
+        self._transport.start(deadline)
+        self._call(lambda session: session.ask(event), deadline)
+
+    def _call(self, make: Callable[[Session], Request], deadline: Deadline) -> wire.Answer | None:
+        with self._transport.changed:
+            request = make(self._session)
+        return self._transport.call(request, deadline)
 
     def heartbeat(self) -> None:
-        self._session.send(wire.Beat())
+        frame = self._session.heartbeat(0.0, 0.0)
+        if frame is not None:
+            self._transport.send(frame)
 
     def view(self) -> View:
         return self._session.view
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        return self._session.watch(watcher)
+        return self._transport.watch(watcher)
 
     def report(self, deadline: Deadline) -> Report:
         return self._report(deadline, brief=False)
@@ -233,30 +172,30 @@ class HostedCoordinator(Coordinator):
         return self._report(deadline, brief=True)
 
     def _report(self, deadline: Deadline, brief: bool) -> Report:
-        self._session.start(deadline)
-        answer = self._session.call(lambda i: wire.Inquire(i, brief=brief), deadline)
-        if answer is None or answer.report is None:
+        answer = self._inquire(lambda number: wire.Inquire(number, brief=brief), deadline)
+        if answer.report is None:
             raise RendezvousConnectionError(f"{self.target.where} gave no report")
         return answer.report
 
     def server_status(self, deadline: Deadline) -> ServerStatus:
-        """Return what the server says of itself and its runs (one request)."""
-        self._session.start(deadline)
-        answer = self._session.call(lambda i: wire.Inquire(i, server=True), deadline)
-        if answer is None or answer.server is None:
-            raise RendezvousConnectionError(f"{self.target.where} says nothing of itself")
+        """Return the server's status and its list of runs (one request)."""
+        answer = self._inquire(lambda number: wire.Inquire(number, server=True), deadline)
+        if answer.server is None:
+            raise RendezvousConnectionError(f"{self.target.where} gave no status of itself")
         return answer.server
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        self._session.start(deadline)
-        answer = self._session.call(lambda i: wire.Inquire(i, seats=True), deadline)
-        return () if answer is None else answer.seats
+        return self._inquire(lambda number: wire.Inquire(number, seats=True), deadline).seats
+
+    def _inquire(self, make: Callable[[int], wire.Inquire], deadline: Deadline) -> wire.Answer:
+        self._transport.start(deadline)
+        answer = self._call(lambda session: session.request(make), deadline)
+        return wire.Answer(0) if answer is None else answer
 
     def local_address(self, deadline: Deadline) -> str:
-        """The local end of the connection."""
-        with self.hosting():  # a join asks for it first, and so connects here
-            self._session.start(deadline, reads=True)
-        return self._session.local_address
+        with self.hosting():  # the first join asks for the address, and so connects here
+            self._transport.start(deadline, reads=True)
+        return self._transport.local_address
 
     def store(self) -> Store:
         """The run's store on the same server."""
@@ -277,15 +216,14 @@ class HostedCoordinator(Coordinator):
         server.stop()
 
     def shutdown(self, deadline: Deadline) -> bool:
-        """A hosted server waits for the other members to go."""
+        """Leave if joined, and end the session; a hosted server waits for the others to leave."""
         with self._handing_over:
             if self._down:
                 return False
             self._down = True
         if self._session.view.connected:
             self.leave("shutdown", Deadline(deadline.capped(GOODBYE_SECONDS)))
-        self._session.join = None
-        self._session.stop()
+        self._transport.stop()
         if self._store is not None:
             self._store.close()
         if self.server is None:
@@ -298,13 +236,6 @@ class HostedCoordinator(Coordinator):
             )
         self.server.stop()
         return True
-
-
-def _closed_of(refused: Refused) -> RunClosed:
-    """Return the run's end as one hears of it who comes after it; who and when is in `why`."""
-    verdict = refused.verdict or Verdict.CLOSED
-    known = (refused.incarnation, refused.round)
-    return RunClosed(*known, "", "", refused.why, verdict, refused.failures)
 
 
 def retry_hosting(

@@ -1,78 +1,73 @@
-"""A session's connection: in use, away or over, and read by one thread at a time.
+"""Drives a node's session with a socket: sends, reads, keeps time, reconnects.
 
-Whoever waits for an answer reads it (`read_until`); between such waits the process's reactor
-does. So a join costs its own thread one write and one read, and wakes no other. The reactor
-also says when to beat, every third of the lease; a server that says nothing for a whole lease
-counts as gone.
+A caller that waits for an answer reads the connection itself (`wait_for`); between such waits
+the process's reactor reads it. So a join costs its own thread one write and one read, and wakes
+no other thread. The reactor also calls `due` when the next heartbeat is due.
 
-When a connection breaks, whoever notices starts a thread that reconnects with backoff and
-jitter, resumes, and ends.
+When the connection breaks, whichever thread notices starts a thread that reconnects with backoff
+and jitter, and then ends. Running workers are left alone meanwhile.
 
-Locks, none of which is held while somebody else's code runs:
+Locks, none of which is held while a watcher runs:
 
-* `_reading` is held by whoever reads: the reactor for a moment, or a caller who waits;
+* `changed` guards the session; it is notified of each change;
+* `_reading` is held by the thread that reads: the reactor for a moment, or a waiting caller;
 * `_sending` orders what goes out;
-* `_switch` guards which link is in use and whether it is watched; never held for long.
+* `_switch` guards which connection is in use and whether it is watched; it is never held for long.
 """
 
 import contextlib
 import logging
+import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import TypeVar
 
 from rallypoint.deadline import Deadline
-from rallypoint.errors import AuthenticationError, StoreConnectionError
+from rallypoint.errors import (
+    AuthenticationError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    StoreConnectionError,
+)
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import Link, Target, open_link
 from rallypoint.net.dialer import Attempt
 from rallypoint.net.handshake import StandbyError
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import dialogue
+from rallypoint.rendezvous.client import timing
 from rallypoint.rendezvous.client.reactor import Reactor, reactor
+from rallypoint.rendezvous.client.session import Request, Session
+from rallypoint.rendezvous.coordinator import Watcher
+from rallypoint.rendezvous.view import View
 
 logger = logging.getLogger("rallypoint")
 
-STOP_SECONDS = 1.0  # for a thread that reads or reconnects to see that it shall end
-LONGEST_READ_SECONDS = 86400.0  # then look again: what a kernel takes has its limits
-_BEAT = p.frame(wire.Beat())
+STOP_SECONDS = 1.0  # for a thread that reads or reconnects to notice that it must end
+LONGEST_READ_SECONDS = 86400.0  # kernels limit a read's timeout; then it is read again
 _BYE = p.frame(p.Bye())
+_Result = TypeVar("_Result")
 
 
-class Owner(Protocol):
-    """Whose connection it is."""
-
-    def take(self, data: bytes) -> None:
-        """Take one body that has come (StoreConnectionError: the connection shall end)."""
-
-    def greetings(self) -> Iterable[bytes]:
-        """Return the frames that go first on a new connection."""
-
-    def tell_connected(self, connected: bool) -> None:
-        """The connection is there, or is not any more."""
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing will come any more, because of a fault."""
-
-
-class Line:
-    """One connection at a time, for as long as the session lasts.
+class Transport:
+    """The connection of a session, for as long as the session lasts.
 
     Args:
         target: where the server is, and which run.
-        lease_seconds: as in the run's settings.
-        owner: told of all that comes.
+        session: of the node.
     """
 
-    def __init__(self, target: Target, lease_seconds: float, owner: Owner) -> None:
+    def __init__(self, target: Target, session: Session) -> None:
         self.target = target
-        self.local_address = ""
-        self.trouble = ""
-        self._owner = owner
-        self._lease = lease_seconds
-        self._set_pace()
+        self.session = session
+        self.changed = threading.Condition()
+        self.local_address = ""  # the local end of the connection, "" before there was one
+        self.trouble = ""  # why the last attempt to connect failed
+        self._watchers: list[Watcher] = []
+        self._pid = os.getpid()
+        self._starting = threading.Lock()
+        self._started = False
         self._stopping = threading.Event()
         self._attempt: Attempt | None = None
         self._sending = threading.Lock()
@@ -85,26 +80,109 @@ class Line:
         self._watched = False
         self._reactor: Reactor | None = None
         self._returning: threading.Thread | None = None
-        self._heard_at = self._beat_at = 0.0
+        self._heard_at = 0.0
+        self._heartbeat_at = 0.0
 
-    # -- for the session ------------------------------------------------------------------
+    # -- for callers ------------------------------------------------------------------------
 
-    def open(self, deadline: Deadline) -> bool:
-        """Connect; return False if `stop` came first. Raises what `open_link` does."""
+    def start(self, deadline: Deadline, *, reads: bool = False) -> None:
+        """Connect, if not yet.
+
+        Args:
+            deadline: until when to try.
+            reads: the caller waits for an answer next, so the reactor need not read yet.
+
+        Raises:
+            RendezvousConnectionError: what was tried, for how long, or what ended the session.
+            RendezvousStateError: after `stop`, or in a forked child.
+        """
+        self.raise_failure()
+        self._refuse_if_over()
+        if self._started:
+            return
+        if not self._starting.acquire(timeout=deadline.capped(threading.TIMEOUT_MAX)):
+            raise RendezvousConnectionError(
+                f"run {self.target.run!r}: another thread has been connecting to "
+                f"{self.target.where} for {deadline.timeout:g} s"
+            )
+        try:
+            if not self._started:
+                self._open(deadline)
+                self._started = True
+        finally:
+            self._starting.release()
+        if not reads:
+            self._rest()
+
+    def _open(self, deadline: Deadline) -> None:
         self._attempt = Attempt(deadline.remaining())
-        link = open_link(self.target, self._attempt)
+        try:
+            link = open_link(self.target, self._attempt)
+        except AuthenticationError as error:
+            raise RendezvousConnectionError(str(error)) from error
+        except StoreConnectionError as error:
+            self._refuse_if_over()
+            raise RendezvousConnectionError(
+                f"run {self.target.run!r}: {error} (join={deadline.timeout:g} s)"
+            ) from error
         with self._sending:
-            if not self._use(link):
-                return False
+            in_use = self._use(link)
+        if not in_use:
+            self._refuse_if_over()
         self._away = False
         self._reactor = reactor()
-        self._beat_at = time.monotonic() + self._beat_seconds
-        self._owner.tell_connected(True)
-        self._reactor.call_at(self._beat_at, self)
-        return True
+        self._heartbeat_at = time.monotonic() + self.session.heartbeat_seconds
+        self.update(Session.connected)
+        self._reactor.call_at(self._heartbeat_at, self)
+
+    def _refuse_if_over(self) -> None:
+        if self.session.over or self._pid != os.getpid():
+            how = "shut down" if self.session.over else "made before a fork"
+            raise RendezvousStateError(
+                f"run {self.target.run!r}: this handler was {how}; make a new one"
+            )
+
+    def raise_failure(self) -> None:
+        """Raise what ended the session, if something did."""
+        error = self.session.view.error
+        if error is not None:
+            raise RendezvousConnectionError(
+                f"the session with {self.target.where} has failed: {error}"
+            ) from error
+
+    def update(self, change: Callable[[Session], _Result]) -> _Result:
+        """Change the session, and call the watchers if its view has changed."""
+        with self.changed:
+            before = self.session.view
+            result = change(self.session)
+            view = self.session.view
+            self.changed.notify_all()
+        if view is not before and view != before:
+            self._notify(view)
+        return result
+
+    def _notify(self, view: View) -> None:
+        """Call the watchers; one that fails harms nobody else."""
+        for watcher in list(self._watchers):
+            try:
+                watcher(view)
+            except Exception:
+                logger.exception("a watcher of run %r has failed", self.target.run)
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher` with each new view, until the returned function is called."""
+        with self.changed:
+            self._watchers.append(watcher)
+
+        def end() -> None:
+            with self.changed:
+                if watcher in self._watchers:
+                    self._watchers.remove(watcher)
+
+        return end
 
     def send(self, data: bytes) -> None:
-        """Send frames; while there is no connection nothing, the greetings make up for it."""
+        """Send frames; without a connection nothing, since the greetings make up for it."""
         with self._sending:
             link = self._link
             if link is None or not self._ready:
@@ -112,41 +190,73 @@ class Line:
             try:
                 link.send(data)
             except StoreConnectionError:
-                link.interrupt()  # whoever reads sees it, reconnects and resumes
+                link.interrupt()  # the thread that reads notices, reconnects and resumes
 
-    def read_until(
-        self, done: Callable[[], bool], deadline: Deadline, request: bytes = b""
-    ) -> bool:
-        """Read until `done`, the deadline or the end of the connection, where nobody else reads.
+    def call(self, request: Request, deadline: Deadline) -> wire.Answer | None:
+        """Send a request and wait for its response; it is sent again after a reconnect.
 
-        Returns whether it is done, as far as was seen here.
+        Returns:
+            The answer to a question, None for an event that is stored.
+
+        Raises:
+            RendezvousStateError: the token does not allow the request.
+            RendezvousConnectionError: there is no response before the deadline or the end.
+        """
+        session, where = self.session, self.target.where
+        done = self.wait_for(
+            lambda: session.is_answered(request), deadline.remaining(), request.frame
+        )
+        with self.changed:
+            response = session.take_response(request)
+        if isinstance(response, wire.Denied):
+            raise RendezvousStateError(f"{where}: {response.why}")
+        if response is not None:
+            return response if isinstance(response, wire.Answer) else None
+        self.raise_failure()
+        if done:
+            raise RendezvousConnectionError(
+                f"the session with {where} was ended before the answer came"
+            )
+        now = "connected" if session.view.connected else f"not connected: {self.trouble}"
+        raise RendezvousConnectionError(
+            f"the server at {where} did not answer in {deadline.timeout:g} s ({now})"
+        )
+
+    def wait_for(self, done: Callable[[], bool], timeout: float, request: bytes = b"") -> bool:
+        """Wait until `done`, at most `timeout` seconds; return whether it is.
+
+        `changed` must not be held. What makes `done` true must come from the server, or be
+        followed by an answer of the server (as a `leave` of another thread is).
 
         Args:
-            done: becomes true by what the server says, or with the end of the connection.
-            deadline: until when.
+            done: called after each change.
+            timeout: seconds.
             request: frames to send first: once the reactor would not wake for their answer.
         """
+        if self._pid != os.getpid():
+            self._refuse_if_over()
+        deadline = Deadline(timeout)
         link = self._borrow()
         try:
             if request:
                 self.send(request)
-            return link is not None and self._read_until(link, done, deadline)
+            if link is not None and self._read_until(link, done, deadline):
+                return True
         finally:
             if link is not None:
                 self._reader = 0
                 self._reading.release()
-                self.rest()
-
-    def rest(self) -> None:
-        """Let the reactor read from now on."""
-        with self._switch:
-            if self._watched or self._away or self._link is None or self._reactor is None:
-                return
-            self._reactor.watch(self._link.sock, self)
-            self._watched = True
+                self._rest()
+        with self.changed:
+            return self.changed.wait_for(done, deadline.remaining())
 
     def stop(self) -> None:
-        """End the connection; within about a second, whatever is being done with it."""
+        """End session and connection; within about a second, whatever is being done with them."""
+        self.update(Session.stop)  # nobody need wait for answers any more
+        if self._pid != os.getpid():  # free what a fork has copied; the parent keeps its own
+            if self._link is not None:
+                self._link.abandon()
+            return
         self._stopping.set()
         if self._attempt is not None:
             self._attempt.cancel()
@@ -156,12 +266,15 @@ class Line:
             returning.join(STOP_SECONDS)
         self._close()
 
-    def abandon(self) -> None:
-        """Free what a fork has copied; the parent goes on with its own."""
-        if self._link is not None:
-            self._link.abandon()
+    # -- reading ----------------------------------------------------------------------------
 
-    # -- reading --------------------------------------------------------------------------
+    def _rest(self) -> None:
+        """Let the reactor read from now on."""
+        with self._switch:
+            if self._watched or self._away or self._link is None or self._reactor is None:
+                return
+            self._reactor.watch(self._link.sock, self)
+            self._watched = True
 
     def _borrow(self) -> Link | None:
         """Take the reading from the reactor; None if another thread reads, or nobody can."""
@@ -187,7 +300,7 @@ class Line:
                 if left <= 0.0:
                     return False
                 link.read_timeout(max(0.001, left))
-                self._take(link.receive())
+                self._receive(link.receive())
             return True
         except StoreConnectionError as error:
             self._lost(link, error)
@@ -198,12 +311,22 @@ class Line:
             raise
         return False
 
-    def _take(self, bodies: list[bytes]) -> None:
+    def _receive(self, bodies: list[bytes]) -> None:
         self._heard_at = time.monotonic()
-        for data in bodies:
-            self._owner.take(data)
+        session = self.session
+        for body in bodies:
+            with self.changed:
+                before = session.view
+                warning = session.receive(body)
+                view = session.view
+                self.changed.notify_all()
+            if warning:
+                logger.warning("run %r: %s", self.target.run, warning)
+            if view is not before and view != before:
+                self._notify(view)
 
     def readable(self) -> None:
+        """The socket can be read; the reactor calls this."""
         if not self._reading.acquire(blocking=False):
             return  # a caller reads
         try:
@@ -211,7 +334,7 @@ class Line:
             link = self._link
             if link is not None and not self._away:
                 try:
-                    self._take(link.receive_some())
+                    self._receive(link.receive_some())
                 except StoreConnectionError as error:
                     self._lost(link, error)
         except BaseException as error:  # handed to the callers, never swallowed
@@ -221,40 +344,42 @@ class Line:
             self._reading.release()
 
     def due(self, now: float) -> float | None:
-        """Beat; see `reactor.Member`."""
-        late, self._beat_at = now - self._beat_at, now + self._beat_seconds
+        """A heartbeat is due; the reactor calls this. Returns when the next one is."""
+        late = now - self._heartbeat_at
+        self._heartbeat_at = now + self.session.heartbeat_seconds
         link, silent = self._link, now - self._heard_at
         if self._stopping.is_set():
             return None
         if link is None or self._away:
-            return self._beat_at
-        if dialogue.is_gone(silent, late, self._silence_seconds):
+            return self._heartbeat_at
+        frame = self.session.heartbeat(silent, late)
+        if frame is None:
             self.target.route.failed(link.place)
             text = f"the server at {link.where} has said nothing for {silent:.1f} s"
             self._lost(link, StoreConnectionError(text))
         elif self._sending.acquire(blocking=False):  # else something else is sent just now
             try:
                 if link.takes_more():
-                    link.send(_BEAT)
+                    link.send(frame)
             except StoreConnectionError:
-                link.interrupt()  # whoever reads sees it
+                link.interrupt()  # the thread that reads notices
             finally:
                 self._sending.release()
         if not self._reading.locked():
-            self.rest()
-        return self._beat_at
+            self._rest()
+        return self._heartbeat_at
 
     def failed(self, error: BaseException) -> None:
-        """Tell the owner, and end; see `reactor.Member`."""
+        """A fault of this thread or of the reactor ends the session."""
         self._stopping.set()
-        self._owner.fail(error)
-        self._close()  # the server shall not wait a lease for our beats
+        self.update(lambda session: session.fail(error))
+        self._close()  # so that the server need not wait for a lease of heartbeats
 
-    # -- connections that come and go -----------------------------------------------------
+    # -- connections that come and go ---------------------------------------------------------
 
     def _lost(self, link: Link, error: StoreConnectionError) -> None:
-        """Come back, in a thread that ends once that is done; once for each connection."""
-        link.interrupt()  # whoever reads or sends in it returns
+        """Reconnect in a thread that ends once that is done; once for each connection."""
+        link.interrupt()  # threads that read or send in it return
         with self._switch:
             if link is not self._link or self._away or self._stopping.is_set():
                 return
@@ -273,35 +398,37 @@ class Line:
             self.failed(failure)
 
     def _reconnect(self, error: StoreConnectionError) -> None:
-        """Come back, as often as it takes; the node's fate is the server's to tell."""
+        """Reconnect, as often as it takes; the server decides what becomes of the node."""
         logger.warning("%s; reconnecting, workers are left alone", error)
         self.trouble = str(error)
-        self._owner.tell_connected(False)
-        pause = dialogue.FIRST_PAUSE_SECONDS
+        self.update(Session.disconnected)
         while not self._stopping.is_set():
-            self._attempt = Attempt(dialogue.ATTEMPT_SECONDS)
+            self._attempt = Attempt(timing.ATTEMPT_SECONDS)
             try:
                 link = open_link(self.target, self._attempt, once=True)
                 with self._sending:
                     if not self._use(link):
                         return
-                    for data in self._owner.greetings():
+                    with self.changed:
+                        greetings = self.session.greetings()
+                    for data in greetings:
                         link.send(data)
             except AuthenticationError:
                 raise
             except StoreConnectionError as failure:
                 self.trouble = str(failure)
-                self._stopping.wait(pause * (0.5 + random.random()))  # noqa: S311 - jitter
-                pause = dialogue.next_pause(pause, isinstance(failure, StandbyError))
+                jitter = 0.5 + random.random()  # noqa: S311 - no secret
+                standby = isinstance(failure, StandbyError)
+                self._stopping.wait(self.session.retry_seconds(standby, jitter))
                 continue
             self._away = False
-            self._owner.tell_connected(True)
+            self.update(Session.connected)
             logger.warning("reconnected to %s", self.target.where)
-            self.rest()
+            self._rest()
             return
 
     def _use(self, link: Link) -> bool:
-        """Make it the link; `_sending` is held, so nothing comes before the greetings."""
+        """Make it the connection; `_sending` is held, so nothing comes before the greetings."""
         with self._switch:
             before, self._link = self._link, None if self._stopping.is_set() else link
             self._ready = self._link is not None
@@ -310,19 +437,12 @@ class Line:
         if self._link is None:
             link.close()
             return False
-        self._set_pace()
         self._heard_at = time.monotonic()
         self.local_address = link.sock.getsockname()[0].split("%")[0]
         return True
 
-    def _set_pace(self) -> None:
-        """How often to beat, and how long to wait for a sign of life: of several servers less."""
-        several = self.target.route.several
-        self._beat_seconds = dialogue.beat_seconds(self._lease, several)
-        self._silence_seconds = dialogue.silence_seconds(self._lease, several)
-
     def _free(self, link: Link) -> None:
-        """Close a link that has ended, once nobody reads in it: its number may be given anew."""
+        """Close a connection once no thread reads in it: its descriptor may be used again."""
         mine = self._reader == threading.get_ident()
         read = not mine and self._reading.acquire(timeout=STOP_SECONDS)
         link.close()

@@ -49,9 +49,8 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.net import addresses
-from rallypoint.rendezvous import view_diff
 from rallypoint.rendezvous.api import RendezvousHandler, RendezvousParameters, store_endpoint
-from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, View, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, Watcher
 from rallypoint.rendezvous.join_timeout import wait_for_seat
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
@@ -59,6 +58,7 @@ from rallypoint.rendezvous.serverless.cas_loop import Pause, pause
 from rallypoint.rendezvous.serverless.failure_detector import BEATS_PER_LEASE
 from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View, run_closed, seat_of
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.wallclock import now_text
@@ -113,7 +113,10 @@ class SharedCoordinator(Coordinator):
         while True:
             with self._host.changed:
                 if not wait_for_seat(
-                    self._host.changed, lambda: self._host.view, self._is_decided, deadline
+                    self._host.changed.wait_for,
+                    lambda: self._host.view,
+                    self._is_decided,
+                    deadline,
                 ):
                     break
             seat = self.outcome()
@@ -163,7 +166,7 @@ class SharedCoordinator(Coordinator):
         seats: list[Assignment | None] = []
 
         def withdraw(state: State) -> list[Event]:
-            seats[:] = [view_diff.seat_of(state, node.id)]
+            seats[:] = [seat_of(state, node.id)]
             why = f"it gave up after waiting {deadline.timeout:g} s"
             return [] if seats[0] else [Leave(node.id, why)]
 
@@ -171,7 +174,7 @@ class SharedCoordinator(Coordinator):
         step = self._host.ask(withdraw, self._close_deadline())
         if seats[0] is not None:  # sealed in the last moment
             return seats[0]
-        if (closed := view_diff.run_closed(step.state)) is not None:
+        if (closed := run_closed(step.state)) is not None:
             raise _closed_error(self._run_id, closed)
         self._host.forget()
         text = "the run's state was never seen" if before is None else explain.describe(before)

@@ -30,11 +30,12 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous import view_diff, wire
-from rallypoint.rendezvous.coordinator import View, Watcher
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.coordinator import Watcher
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.cas_loop import Decide, Exchange, Pause, pause
 from rallypoint.rendezvous.serverless.failure_detector import Observer
+from rallypoint.rendezvous.view import View, observe, run_closed
 
 _log = logging.getLogger(__name__)
 _BACKOFF_FIRST_SECONDS, _BACKOFF_MOST_SECONDS = 0.05, 2.0
@@ -267,19 +268,16 @@ class SharedHost:
                 if self.node is None or self.node.id != joining.id:
                     self._observer.beaten()  # it begins to be seen; joining again is no beat
                 self.node = joining
-                # What was said of the round before, or of a run that had closed and may have been
-                # read once more meanwhile, is answered by joining again.
-                self.view = msgspec.structs.replace(
-                    self.view, assignment=None, opened=None, closed=None
-                )
+                # Joining again answers the end of the round before, and of a closed run.
+                self.view = View(connected=self.view.connected, error=self.view.error)
             if leaving:
                 self.node, self.view = None, View()
             if self.node is None:
                 self.state = None
-                self._set_view(connected=True, closed=view_diff.run_closed(state))
+                self._set_view(connected=True, closed=run_closed(state))
                 return
             before, self.state = self.state, state
-            view = view_diff.view_of(self.view, state, self.node.id, before)
+            view = observe(self.view, state, self.node.id, before)
             self._remember(state, view)
             self._replace_view(view)
 

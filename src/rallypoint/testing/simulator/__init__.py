@@ -7,7 +7,7 @@ docs/simulation.md says what is real, which faults happen, and what is checked.
 """
 
 from rallypoint.testing.simulator.context import Violation
-from rallypoint.testing.simulator.hosted_world import HostedWorld
+from rallypoint.testing.simulator.hosted import HostedWorld
 from rallypoint.testing.simulator.plan import Fault, Kind, Plan, plan_from
 from rallypoint.testing.simulator.search import (
     FailedPlan,

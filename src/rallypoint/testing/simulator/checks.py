@@ -42,8 +42,8 @@ from rallypoint.core.state import (
     State,
     round_number,
 )
-from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Order
+from rallypoint.rendezvous.view import NodeMessage, Seated
 from rallypoint.testing.simulator.context import ServerLives, Simulation, Violation
 from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.server import SimulatedServer
@@ -96,9 +96,9 @@ class Checker(ABC):
 
     # -- messages to nodes, and what nodes do -----------------------------------------------
 
-    def told(self, life: int, node: NodeId, message: wire.Told) -> None:
+    def told(self, life: int, node: NodeId, message: NodeMessage) -> None:
         """A message reached a node."""
-        if isinstance(message, wire.Seated):
+        if isinstance(message, Seated):
             self.seated(life, node, message.seat)
 
     def seated(self, life: int, node: NodeId, seat: Assignment) -> None:

@@ -13,7 +13,7 @@ from rallypoint.core.advance import Step
 from rallypoint.core.events import Event, Lost
 from rallypoint.core.state import NodeId, Sealed, Settings, State
 from rallypoint.testing.simulator.checks import HostedChecker
-from rallypoint.testing.simulator.hosted_world import HostedWorld
+from rallypoint.testing.simulator.hosted import HostedWorld
 from rallypoint.testing.simulator.node import Agent
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet

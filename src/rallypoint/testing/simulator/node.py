@@ -1,38 +1,45 @@
-"""A simulated node: the real agent policy, the handler's and the coordinator's steps.
+"""A simulated node: it drives the agent's policy with the events of the virtual clock.
 
-It mirrors, event by event, `agent.agent`: one inbox, one decision at a time; a request blocks
-the inbox until it is answered. Workers are timers. How it reaches the coordinator is not
-known here: see `hosted` and `shared`.
+As in `agent.loop`, there is one inbox and one decision at a time, and a request blocks the inbox
+until it is answered. Workers are timers. `hosted` and `serverless` say how a node reaches its
+coordinator.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
 
-from rallypoint.agent.loop import events_of
 from rallypoint.agent.policy import decisions, events
 from rallypoint.agent.policy.membership_change import Rules
-from rallypoint.core.events import (
-    Assignment,
-    Refusal,
-    Refused,
-    RoundOpened,
-)
+from rallypoint.agent.policy.view_events import ViewTracker
+from rallypoint.core.events import Assignment, RoundOpened
 from rallypoint.core.state import Failure, Newcomers, Node
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import View
+from rallypoint.testing.simulator.context import Simulation
 from rallypoint.testing.simulator.virtual_clock import Handle, Process
-
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.world import World
 
 CLOSE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
 OVERLOOKED_SECONDS = 2.0  # in which an agent must have acted on the end of its round
 
 
-def is_lost(view: View) -> bool:
-    """Return whether a node was shut out as lost: it comes back with another id (L2)."""
-    return view.fenced is not None and view.fenced.refusal is Refusal.FENCED
+class AgentWorld(Simulation, ABC):
+    """What an agent notifies of what it does."""
+
+    @abstractmethod
+    def ask_to_save(self, agent: "Agent", ask: events.AskToSave) -> None:
+        """An agent asks its workers to save."""
+
+    @abstractmethod
+    def starts(self, agent: "Agent", seat: Assignment) -> None:
+        """An agent starts its workers."""
+
+    @abstractmethod
+    def stops(self, agent: "Agent", event: events.Event, reason: str) -> None:
+        """An agent stops healthy workers."""
+
+    @abstractmethod
+    def overlooked(self, agent: "Agent", opened: RoundOpened) -> None:
+        """An agent has had time enough to act on the end of its round."""
 
 
 class Agent(ABC):
@@ -44,7 +51,7 @@ class Agent(ABC):
         number: how many agents this machine has had before.
     """
 
-    def __init__(self, world: "World", host: int, number: int) -> None:
+    def __init__(self, world: AgentWorld, host: int, number: int) -> None:
         self.world = world
         self.host = host
         self.name = f"n{host}" + "'" * number
@@ -63,9 +70,8 @@ class Agent(ABC):
         self.ids = 0
         self.node_id = ""
         self.asking = 0  # counts joins; what belongs to an older one does not count
-        self.fenced_at_join: Refused | None = None
-        self.seen = View()
-        self._inbox: deque[events.Event | View] = deque()
+        self._views = ViewTracker()
+        self._inbox: deque[events.Event | View | Assignment] = deque()
         self._pumping = False
         self._blocked = False
         self._worked_from = 0.0
@@ -92,9 +98,9 @@ class Agent(ABC):
         """Start the agent."""
         self.process.soon(self._act, decisions.begin(self.state))
 
-    # -- the loop of agent.agent -----------------------------------------------------------
+    # -- the loop ---------------------------------------------------------------------------
 
-    def put(self, event: "events.Event | View") -> None:
+    def put(self, event: events.Event | View | Assignment) -> None:
         """Put something into the inbox."""
         self._inbox.append(event)
         if isinstance(event, View) and event.opened is not None:
@@ -105,7 +111,7 @@ class Agent(ABC):
         """Check, once it has had time enough to run, that it has acted on what it was told."""
         now = self.process.paused_seconds()
         if rested == now:
-            self.world.checker.overlooked(self, opened)
+            self.world.overlooked(self, opened)
             return
         patience = OVERLOOKED_SECONDS * self.process.slowness
         self.process.call_later(patience, self._look_again, opened, now)
@@ -121,14 +127,10 @@ class Agent(ABC):
             return
         item = self._inbox.popleft()
         if isinstance(item, View):
-            told = events_of(item, self.seen, self.node_id)
-            self.seen = item
-            self._inbox.extendleft(reversed(told))
-        elif isinstance(item, events.Sealed):
-            self.seen = self.view()
-            told = events_of(self.seen, View(fenced=self.fenced_at_join), self.node_id)
-            self._inbox.extendleft(reversed(told))
-            self._decide(item)
+            self._inbox.extendleft(reversed(self._views.changed(item, self.node_id)))
+        elif isinstance(item, Assignment):
+            found = self._views.sealed(item, self.view(), self.node_id)
+            self._inbox.extendleft(reversed(found))
         else:
             self._decide(item)
         self._pump()
@@ -157,7 +159,7 @@ class Agent(ABC):
         match action:
             case events.Join(why=why):
                 self.asking += 1
-                self.fenced_at_join = self.view().fenced
+                self._views.joins(self.view())
                 self.join(why)
             case events.StartWorkers(assignment=seat):
                 self._start_workers(seat)
@@ -170,7 +172,7 @@ class Agent(ABC):
             case events.Leave(why=why):
                 self._leave(why)
             case events.AskToSave():
-                self.world.saves.ask(self, action)
+                self.world.ask_to_save(self, action)
             case events.StartAdmitTimer(round=number, seconds=seconds, timer=timer):
                 self.process.call_later(seconds, self.put, events.AdmitDue(number, timer))
             case events.StartBackoffTimer(round=number, seconds=seconds):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 
 from rallypoint.testing.simulator.context import Violation
-from rallypoint.testing.simulator.hosted_world import HostedWorld
+from rallypoint.testing.simulator.hosted import HostedWorld
 from rallypoint.testing.simulator.plan import Plan, plan_from
 from rallypoint.testing.simulator.serverless import ServerlessWorld
 from rallypoint.testing.simulator.world import Result, World

@@ -10,49 +10,37 @@ other's call has returned, so that no real lock is ever contended.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from rallypoint.agent.policy import events
+from rallypoint.agent.policy.view_events import join_failed
 from rallypoint.core.advance import Step, timers
 from rallypoint.core.codec import decode
+from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure, State
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RallypointError,
-    RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rallypoint.rendezvous.api import RendezvousTimeout
-from rallypoint.rendezvous.coordinator import Order, View
+from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.serverless import cas_loop
 from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.view import View, needs_new_id
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.simulator.cas_store import Cell, Killed, NodeBackend
 from rallypoint.testing.simulator.checks import ServerlessChecker, what_of
 from rallypoint.testing.simulator.context import Simulation
-from rallypoint.testing.simulator.node import Agent, is_lost
+from rallypoint.testing.simulator.node import Agent
+from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.virtual_clock import Handle, Process
 from rallypoint.testing.simulator.world import World
 
-if TYPE_CHECKING:
-    from rallypoint.core.events import Assignment
-    from rallypoint.testing.simulator.plan import Plan
-
-_JOIN_ERRORS: tuple[tuple[type[RallypointError], events.JoinError], ...] = (
-    (RendezvousGracefulExitError, events.JoinError.NOT_NEEDED),
-    (RendezvousClosedError, events.JoinError.CLOSED),
-    (RendezvousTimeoutError, events.JoinError.TIMEOUT),
-    (RendezvousConnectionError, events.JoinError.CONNECTION),
-    (RendezvousStateError, events.JoinError.REFUSED),
-)
 CALL_SECONDS = 30.0
 
 
-def settings_of(plan: "Plan") -> RendezvousSettings:
+def settings_of(plan: Plan) -> RendezvousSettings:
     """Return the settings of a plan in the form that users give."""
     s = plan.settings
     tiny = 1e-3  # users cannot ask for a last call of 0 s
@@ -88,7 +76,7 @@ class ServerlessNode(Agent):
         self._deadline = Deadline(0.0, self.process.time)
         self._why = ""
         self._waits = False
-        self._comes_again = False  # as in `hosted`
+        self._may_return = False  # as in `hosted`
         self._failures = 0
         self._woken = False
         self._next_tick: Handle | None = None
@@ -127,9 +115,9 @@ class ServerlessNode(Agent):
     def join(self, why: str) -> None:
         self._why, self._waits = why, True
         self._deadline = Deadline(self.world.plan.join_seconds, self.process.time)
-        if is_lost(self.view()):
+        if needs_new_id(self.view()):
             self.new_id()
-        self._comes_again = True
+        self._may_return = True
         self.process.call_later(self.world.plan.join_seconds, self._timed_out, self.asking)
         self._ask()
 
@@ -164,21 +152,20 @@ class ServerlessNode(Agent):
             return
         if seat is not None:
             self._waits = False
-            self.put(events.Sealed(seat))
+            self.put(seat)
         elif self.view().opened is not None:
             self._ask()
 
     def _failed(self, error: RallypointError) -> None:
         if not self._waits:
             return
-        if self._comes_again and is_lost(self.view()):
+        if self._may_return and needs_new_id(self.view()):
             self.new_id()
-            self._comes_again = False
+            self._may_return = False
             self.process.soon(self._ask)
             return
         self._waits = False
-        kinds = (kind for type_, kind in _JOIN_ERRORS if isinstance(error, type_))
-        self.put(events.JoinFailed(next(kinds, events.JoinError.OTHER), str(error)))
+        self.put(join_failed(error, self.view().closed))
 
     def _timed_out(self, asking: int) -> None:
         if asking == self.asking and self._waits and not self._blocked:
@@ -189,7 +176,7 @@ class ServerlessNode(Agent):
                 seat = self.coordinator._give_up(node, self._deadline)
                 self._waits = False
                 self.world.truth.left.discard(self.node_id)
-                self.put(events.Sealed(seat))
+                self.put(seat)
 
             self._call(give_up)
 
@@ -264,7 +251,7 @@ class ServerlessWorld(World):
     server: StoreHost
     checker: ServerlessChecker
 
-    def __init__(self, plan: "Plan", trace: bool = False) -> None:
+    def __init__(self, plan: Plan, trace: bool = False) -> None:
         super().__init__(plan, trace)
         self.store = MemoryStore()
         self.server = StoreHost(self)
@@ -283,7 +270,7 @@ class ServerlessWorld(World):
             if isinstance(agent, ServerlessNode):
                 agent.wake()
 
-    def starts(self, agent: Agent, seat: "Assignment") -> None:
+    def starts(self, agent: Agent, seat: Assignment) -> None:
         """A node starts its workers: all nodes of a round must know the same facts of it."""
         self.checker.seated(0, agent.node_id, seat)
 

@@ -1,22 +1,26 @@
-"""Clients of the run's store in a simulated world; their calls are kept and checked.
+"""Clients of the run's store in a simulated world; their calls are recorded and checked.
 
-As `store.tcp`: calls keep their number when they are sent again after a reconnect, `low` and
-`acked` tell the server which results it may forget, and when the server does not know this
-client any more, a call that is no plain read ends in doubt.
+They produce the traffic of `store.tcp`, which is bound to its socket. Calls keep their number when
+they are sent again after a reconnect; `low` and `acked` tell the server which results it may drop;
+when the server no longer knows the client, a call that is not a read ends in doubt.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
+
+from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.testing.simulator.context import Violation
+from rallypoint.rendezvous import wire
+from rallypoint.rendezvous.client import timing
+from rallypoint.testing.simulator.client import Client
+from rallypoint.testing.simulator.context import Simulation, Violation
 from rallypoint.testing.simulator.history import UNKNOWN, Call, explain
-from rallypoint.testing.simulator.session import Client
+from rallypoint.testing.simulator.server import SimulatedServer
 from rallypoint.testing.simulator.virtual_clock import Process
 
-if TYPE_CHECKING:
-    from rallypoint.testing.simulator.hosted_world import HostedWorld
-
+_decoder = msgspec.msgpack.Decoder(wire.ServerBody)
 CALLS_AT_ONCE = 3
 CALLS = 40
 THINK_SECONDS = 1.0
@@ -28,13 +32,16 @@ class StoreClient(Client):
     """One client object with a few threads that use it.
 
     Args:
-        world: where it lives.
-        number: tells it from the others.
+        simulation: its time, network and run.
+        server: where it connects.
+        number: distinguishes it from the others.
     """
 
-    def __init__(self, world: "HostedWorld", number: int) -> None:
-        process = Process(world.clockwork, f"store{number}", world.clockwork.random.random() * 1e6)
-        super().__init__(world, process, process.name.encode())
+    def __init__(self, simulation: Simulation, server: SimulatedServer, number: int) -> None:
+        clock = simulation.clockwork
+        process = Process(clock, f"store{number}", clock.random.random() * 1e6)
+        super().__init__(simulation, server, process, process.name.encode())
+        self._pause = timing.FIRST_PAUSE_SECONDS
         self.name = process.name
         self.history: list[tuple[int, Call]] = []  # with the server's life that answered
         self._open: dict[int, tuple[p.StoreRequest, float]] = {}
@@ -61,7 +68,7 @@ class StoreClient(Client):
         return bool(self._open)
 
     def _think(self) -> None:
-        pause = self.world.clockwork.random.random() * THINK_SECONDS
+        pause = self.simulation.clockwork.random.random() * THINK_SECONDS
         self.process.call_later(pause, self._call)
 
     def _call(self) -> None:
@@ -71,7 +78,7 @@ class StoreClient(Client):
             return
         self._last_id += 1
         number = self._last_id
-        self._open[number] = (self._request(number), self.world.clockwork.now)
+        self._open[number] = (self._request(number), self.simulation.clockwork.now)
         self.process.call_later(ANSWER_SECONDS, self._give_up, number)
         self._send(number)
 
@@ -80,7 +87,7 @@ class StoreClient(Client):
             self._end(number, self._sent_to.get(number, self._life), UNKNOWN)
 
     def _request(self, number: int) -> p.StoreRequest:
-        dice = self.world.clockwork.random
+        dice = self.simulation.clockwork.random
         tag = f"{self.name}-{number}".encode()
         makers: list[p.StoreRequest] = [
             p.Set("value", tag), p.Peek("value"), p.Get("value", WAIT_SECONDS),
@@ -99,12 +106,13 @@ class StoreClient(Client):
             self.write(p.frame(p.Call(number, low, self._open[number][0], acked)))
 
     def welcomed(self, welcome: p.Welcome) -> None:
-        """Send again what was not answered; or let it end in doubt."""
+        """Send unanswered calls again, or end them in doubt."""
+        self._pause = timing.FIRST_PAUSE_SECONDS
         record = (welcome.since, welcome.record)
         known = welcome.resumed and record == self._record
         self._epoch, self._record = welcome.epoch, record
         if self.end is not None:
-            self._life = self.world.server.lives[self.end.peer.process.name]
+            self._life = self.server.lives[self.end.peer.process.name]
         for number in sorted(self._open):
             request = self._open[number][0]
             never_sent = number not in self._sent_to
@@ -113,8 +121,14 @@ class StoreClient(Client):
             else:
                 self._end(number, self._sent_to[number], UNKNOWN)
 
-    def take(self, body: Any) -> None:
-        """Take an answer."""
+    def retry_seconds(self, jitter: float) -> float:
+        pause, self._pause = self._pause * jitter, timing.next_pause(self._pause)
+        return pause
+
+    def receive(self, data: bytes) -> None:
+        body = _decoder.decode(data)
+        if isinstance(body, p.Goodbye):
+            raise StoreConnectionError(body.reason)
         if not isinstance(body, p.Reply | p.Failure) or body.id not in self._open:
             return
         request = self._open[body.id][0]
@@ -128,7 +142,7 @@ class StoreClient(Client):
 
     def _end(self, number: int, life: int, result: Any) -> None:
         request, asked = self._open.pop(number)
-        answered = float("inf") if result is UNKNOWN else self.world.clockwork.now
+        answered = float("inf") if result is UNKNOWN else self.simulation.clockwork.now
         self.history.append((life, Call(self.name, request, asked, answered, result)))
         self._think()
 

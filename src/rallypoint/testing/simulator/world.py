@@ -5,20 +5,20 @@ world: with a server (`hosted_world`) and without one (`serverless`).
 """
 
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rallypoint.agent.policy import decisions as agent_policy
 from rallypoint.agent.policy import events as agent_events
-from rallypoint.core.events import Assignment
+from rallypoint.core.events import Assignment, RoundOpened
 from rallypoint.core.state import PLACES, Closed, Sealed, State
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.testing.simulator.checks import Checker
-from rallypoint.testing.simulator.context import ServerLives, Simulation, Violation
+from rallypoint.testing.simulator.context import ServerLives, Violation
 from rallypoint.testing.simulator.faults import Faults
-from rallypoint.testing.simulator.node import Agent
+from rallypoint.testing.simulator.node import Agent, AgentWorld
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.saving import Saves
 from rallypoint.testing.simulator.stores import StoreClient, check_histories
@@ -37,7 +37,7 @@ class Result:
         self.seconds = seconds
 
 
-class World(Simulation, ABC):
+class World(AgentWorld):
     """One simulation.
 
     Args:
@@ -75,10 +75,15 @@ class World(Simulation, ABC):
         """Send an operator's order to the run."""
 
     def starts(self, agent: Agent, seat: Assignment) -> None:
-        """A node starts its workers."""
+        """Check nothing: with a server, `seated` has checked the seat."""
+
+    def ask_to_save(self, agent: Agent, ask: agent_events.AskToSave) -> None:
+        self.saves.ask(agent, ask)
+
+    def overlooked(self, agent: Agent, opened: RoundOpened) -> None:
+        self.checker.overlooked(agent, opened)
 
     def stops(self, agent: Agent, event: agent_events.Event, reason: str) -> None:
-        """A node ends workers that were well."""
         self.checker.stops(agent, event, reason)
 
     # -- running -------------------------------------------------------------------------------

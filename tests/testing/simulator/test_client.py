@@ -1,43 +1,46 @@
-"""A simulated session against the real server."""
+"""The client client on the simulated network, against the real server."""
 
 from tests.testing.simulator.test_world import a_hosted_world
 
 from rallypoint.core.events import Close
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.coordinator import View
+from rallypoint.rendezvous.view import View
 from rallypoint.testing.simulator import HostedWorld
-from rallypoint.testing.simulator.session import NodeSession
+from rallypoint.testing.simulator.client import NodeClient
 from rallypoint.testing.simulator.virtual_clock import Process
 
 
-def a_session(world: HostedWorld, views: list[View] | None = None) -> NodeSession:
+def a_client(world: HostedWorld, views: list[View] | None = None) -> NodeClient:
     process = Process(world.clockwork, "n9", 0.0)
-    seen = [] if views is None else views
-    return NodeSession(world, process, 3.0, seen.append)
+
+    def changed(view: View) -> None:
+        if views is not None and (not views or views[-1] != view):
+            views.append(view)
+
+    return NodeClient(world, world.server, process, changed, lambda _client, _seat: None)
 
 
-def test_it_connects_beats_and_comes_back() -> None:
+def test_it_connects_sends_heartbeats_and_reconnects() -> None:
     world, views = a_hosted_world(), list[View]()
     world.server.start()
-    session = a_session(world, views)
-    session.connect()
+    client = a_client(world, views)
+    client.connect()
     world.clockwork.run_until(10.0)
-    assert session.ready
-    assert session.heard_at > 8.0, "beats are answered"
-    world.network.cut(session.process, "both")
+    assert client.ready
+    assert client.heard_at > 8.0, "heartbeats are answered"
+    world.network.cut(client.process, "both")
     world.clockwork.run_until(12.0)
-    assert session.ready
+    assert client.ready
     assert [view.connected for view in views] == [True, False, True]
-    session.stop()
+    client.stop()
     world.clockwork.run_until(20.0)
-    assert not session.ready
+    assert not client.ready
 
 
-def test_a_server_that_says_nothing_is_left() -> None:
+def test_a_silent_server_counts_as_gone() -> None:
     world, views = a_hosted_world(), list[View]()
     world.server.start()
-    session = a_session(world, views)
-    session.connect()
+    client = a_client(world, views)
+    client.connect()
     world.clockwork.run_until(1.0)
     assert world.server.process is not None
     world.network.block(world.server.process.name, "n9")
@@ -48,16 +51,16 @@ def test_a_server_that_says_nothing_is_left() -> None:
 def test_a_request_is_sent_again_until_it_is_answered_or_given_up() -> None:
     world, answers = a_hosted_world(), list[bool]()
     world.truth.orders.add(("Close", ""))
-    session = a_session(world)
-    session.ask(lambda i: wire.Ask(i, Close("me", "enough")), 30.0, answers.append)
-    session.connect()  # nobody listens yet
+    client = a_client(world)
+    client.call(client.session.ask(Close("me", "enough")), 30.0, answers.append)
+    client.connect()  # nobody listens yet
     world.clockwork.run_until(2.0)
     with world.watched():
         world.server.start()
         world.clockwork.run_until(10.0)
         assert answers == [True]
         world.server.kill(100.0, power=False, lost=False)
-        session.ask(lambda i: wire.Ask(i, Close("me", "again")), 5.0, answers.append)
+        client.call(client.session.ask(Close("me", "again")), 5.0, answers.append)
         world.clockwork.run_until(20.0)
     assert answers == [True, False]
-    assert session.asked == {}
+    assert client.session.greetings() == []
