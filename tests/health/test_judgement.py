@@ -76,3 +76,13 @@ def test_few_are_listed() -> None:
 def test_who_has_not_come_is_counted() -> None:
     assert judgement.links([], 2).text == "2 of the nodes have not come to be measured"
     assert judgement.links([]).verdict is Verdict.NOTE
+
+
+def test_all_pairs_are_listed_up_to_the_limit() -> None:
+    pairs = [link("a", f"b{i}", None, "refused") for i in range(judgement.SHOWN)]
+    assert " more" not in judgement.links(pairs).text
+
+
+def test_worst_pair_has_the_longest_round_trip() -> None:
+    pairs = [link("a", "b", 0.001), link("b", "a", 0.002), link("a", "c", 0.0015)]
+    assert "worst b -> a (2 ms)" in judgement.links(pairs).text

@@ -43,6 +43,7 @@ def named(**more: str) -> object:
 
 def test_arrays_requeues_and_steps_are_told_apart() -> None:
     assert named(SLURM_ARRAY_JOB_ID="120", SLURM_ARRAY_TASK_ID="4") == "slurm-120_4.0"
+    assert named(SLURM_ARRAY_JOB_ID="120") == "slurm-123.0"
     assert named(SLURM_RESTART_COUNT="1") == "slurm-123.0-r1"
     assert named(SLURM_STEP_ID="1") == "slurm-123.1"
 

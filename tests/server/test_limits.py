@@ -155,3 +155,11 @@ def test_slow_sender_is_stalled_once_others_wait() -> None:
 
 def test_any_frame_fits_into_the_default_budget() -> None:
     assert defaults.value("arriving_limit") >= defaults.value("frame_limit")
+
+
+def test_address_without_connections_uses_no_memory() -> None:
+    of = limits(address_limit=2)
+    enter(of, "a", "b")
+    for name in "ab":
+        of.leave(name, "10.0.0.1")
+    assert of._of_address == {}

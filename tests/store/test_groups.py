@@ -146,3 +146,9 @@ def test_describe_when_all_have_come_and_one_has_left_again() -> None:
     groups.leave(member(0, 3), "a", TIMED_OUT)
     groups.join(member(2, 3), "c")  # three have come, and two are here
     assert groups.describe(member(1, 3)) == "2 of 3 members are here; came but timed out: 0"
+
+
+def test_group_of_one_is_complete_at_once() -> None:
+    assert Groups().join(member(0, 1), "a") is not None
+    with pytest.raises(StoreValueError, match="must be 1 or more"):
+        Groups().join(member(0, 0), "a")

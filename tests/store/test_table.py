@@ -265,3 +265,10 @@ def test_add_reaches_both_ends_of_64_bits(table: Table) -> None:
         assert do(table, p.Add("v", end)) == end
         with pytest.raises(StoreValueError, match="beyond 64 bits"):
             do(table, p.Add("v", step))
+
+
+def test_taking_a_value_changes_the_version(table: Table) -> None:
+    version, queue = table._version("q", 0), table._values["q"]
+    assert isinstance(queue, deque)
+    table._take("q", queue)
+    assert table._version("q", 0) > version

@@ -15,7 +15,7 @@ from rallypoint.core.events import (
     Reconnected,
 )
 from rallypoint.rendezvous.coordinator import ExclusionLine
-from rallypoint.rendezvous.reports.report import brief_report, report_of
+from rallypoint.rendezvous.reports.report import MISSING_SHOWN, brief_report, report_of
 
 
 def test_timers_are_told_with_what_is_left() -> None:
@@ -111,3 +111,14 @@ def test_gathering_round_has_no_members_yet() -> None:
     run.do(run.join("n1"))
     (line,) = report_of(run.state, "a file").rounds
     assert (line.number, line.size, line.sealed_because, line.nodes) == (1, 0, "", ())
+
+
+def test_brief_report_names_all_missing_nodes_up_to_the_limit() -> None:
+    run = Watched(a_settings(1, 100))
+    names = [f"n{i}" for i in range(MISSING_SHOWN + 1)]
+    run.do(*(run.join(name) for name in names))
+    run.do(LastCallOver(1, 1, 1))
+    run.do(Leave("n0"))
+    missing = brief_report(run.state, "here").missing
+    assert len(missing) == MISSING_SHOWN
+    assert not missing[-1].endswith("more")

@@ -104,6 +104,7 @@ def test_who_has_finished_is_not_somebody_nobody_has_heard_of() -> None:
     [
         (a_settings(2, 4), 2, ()),
         (a_settings(3, 4), 2, ("1 node nobody has heard of (min_nodes=3)",)),
+        (a_settings(2, 4, target_nodes=2), 2, ()),
         (a_settings(2, 4, target_nodes=4), 2, ("2 nodes nobody has heard of (target_nodes=4)",)),
     ],
 )

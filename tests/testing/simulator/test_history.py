@@ -74,3 +74,10 @@ def test_append_and_pop_replace_values_of_another_kind() -> None:
     assert explain(calls) == ""
     assert explain([call(0, 1, SET_A, None), call(2, 3, pop, b"a")])
     assert explain([call(0, 1, push, None), call(2, 3, pop, b"x"), call(4, 5, pop, b"x")])
+
+
+def test_queue_keeps_its_values_in_order() -> None:
+    calls = [call(i, i + 0.5, p.QueuePush("q", b"%d" % i), None) for i in range(2)]
+    calls += [call(i + 2, i + 2.5, p.QueuePop("q", 1.0), b"%d" % i) for i in range(2)]
+    assert explain(calls) == ""
+    assert explain([call(0, 1, p.QueuePush("k", b"x"), None), call(2, 3, p.Add("k", 5), 5)]) == ""
