@@ -32,7 +32,6 @@ LEVELS = {
     "agent": 8,
     "server": 8,
     "doctor": 8,
-    "health": 9,
     "web": 9,
     "cli": 10,
     "testing": 11,
@@ -60,7 +59,7 @@ PURE = [
     "core/*.py",
     "engines/etcd/messages.py",
     "engines/redis/scripts.py",
-    "health/judgement.py",
+    "doctor/fitness.py",
     "integrations/kubernetes.py",
     "integrations/mpi.py",
     "integrations/ports.py",
@@ -81,7 +80,6 @@ PURE = [
     "store/keyspace.py",
     "store/table.py",
     "testing/simulator/history.py",
-    "web/openapi.py",
 ]
 IMPURE_MODULES = {
     "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random",

@@ -11,7 +11,7 @@ from rallypoint.agent.policy.events import Join
 from rallypoint.core.events import Assignment
 from rallypoint.errors import ParameterError
 from rallypoint.net.endpoints import join_place
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock
 
 SEAT = Assignment(1, 1, 0, 1, 0, 1, 0, 1, "h", 1, 0, "all came")
 

@@ -9,14 +9,14 @@ from tests.integration.harness import Fleet
 
 from rallypoint.cli import main
 from rallypoint.deadline import Deadline
+from rallypoint.doctor import measurements
 from rallypoint.errors import StoreTimeoutError
-from rallypoint.health import machine, pairs
 from rallypoint.server.embedded import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(measurements, "CLOCK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_meeting_that_fails_leaves_no_connection(
     def fails(*_args: object) -> None:
         raise StoreTimeoutError("nobody came")
 
-    monkeypatch.setattr(pairs, "meet", fails)
+    monkeypatch.setattr(measurements, "meet", fails)
     argv = [f"--endpoint=127.0.0.1:{server.port}", "--run-id=x", "--nodes=2", "--min-memory=0"]
     result = check(*argv, "--min-disk=0")
     assert (result.exit_code, result.stderr) == (1, "rallypoint check: nobody came\n")

@@ -17,7 +17,7 @@ from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBac
 from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 SETTINGS = a_settings(2, 2)
 

@@ -94,7 +94,7 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]x[/red]" in text
 
 
-def test_who_will_leave_and_who_is_kept_out_are_shown_with_how_long() -> None:
+def test_notices_and_exclusions_are_shown_with_their_time() -> None:
     report = Report(
         "digits", "sealed", 1, 2, "at work", settings=a_settings(2, 4, max_restarts=5), restarts=3,
         failing=2,
@@ -113,7 +113,7 @@ def test_who_will_leave_and_who_is_kept_out_are_shown_with_how_long() -> None:
     assert "restarts 3 of 5, 2 in a row" in text
     assert "leaves   gpu-01 pid 1 will leave: spot machine, in 25 s\n" in text
     assert "leaves   gpu-02 pid 2 will leave: maintenance (by alice)" in text
-    assert "kept out slot pod-3, 1 h more: bad memory (by alice)" in text
-    assert "kept out node gpu-04, for 1 min: disk full (by bob)" in text
-    assert "kept out address 10.0.0.9, until admitted: it flaps (by carol)" in text
+    assert "excluded slot pod-3, 1 h more: bad memory (by alice)" in text
+    assert "excluded node gpu-04, for 1 min: disk full (by bob)" in text
+    assert "excluded address 10.0.0.9, until admitted: it flaps (by carol)" in text
     assert "pod-9" not in text

@@ -33,7 +33,7 @@ from rallypoint.net.dialer import AddressInfo
 from rallypoint.net.tls import TLS
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 pytestmark = pytest.mark.integration
 LOOPBACK = "127.0.0.1"

@@ -35,7 +35,7 @@ from rallypoint.errors import (
 )
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 NODE = msgspec.structs.replace(a_node("n1"), address="127.0.0.1")
 STATE = codec.encode(advance(State("job"), Join(NODE, a_settings(2, 2))).state)

@@ -13,8 +13,7 @@ from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election, Leader, NotLeadingError
 from rallypoint.engines.etcd.engine import EtcdEngine
 from rallypoint.engines.redis.engine import RedisEngine
-from rallypoint.testing.clock import ManualClock
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import ManualClock, MemoryEngine
 
 every_case = pytest.mark.parametrize("case", cases.CASES)
 Case = Callable[[Engine], Any]

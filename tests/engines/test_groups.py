@@ -10,8 +10,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines import groups
 from rallypoint.engines.store import EngineStore
 from rallypoint.errors import StoreConnectionError, StoreError, StoreTimeoutError
-from rallypoint.testing.clock import ManualClock
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import ManualClock, MemoryEngine
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 
 

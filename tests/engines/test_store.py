@@ -13,7 +13,7 @@ from rallypoint.engines.contract import Commit, Entries, Entry
 from rallypoint.engines.store import EngineStore, keys_of
 from rallypoint.errors import StoreConnectionError, StoreError, StoreTimeoutError, StoreValueError
 from rallypoint.net import protocol as p
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 from rallypoint.testing.store_handles import in_thread
 from rallypoint.testing.store_suite import StoreSuite
 

@@ -24,7 +24,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
 from rallypoint.server.server import raise_file_limit
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 LIMIT = 60.0
 

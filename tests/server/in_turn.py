@@ -18,7 +18,7 @@ from rallypoint.server.ha.failover import Failover, FailoverConfig
 from rallypoint.server.journal.engine import OFFICE
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, endpoint_of
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 LEASE = 2.0
 LIMIT = 20.0

@@ -12,7 +12,7 @@ from rallypoint.server.journal.group_commit import Changes, Done
 from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
-from rallypoint.testing.memory_journal import MemoryJournal, Shelf
+from rallypoint.testing.fakes import MemoryJournal, Shelf
 
 _decoder = msgspec.msgpack.Decoder(p.Reply | p.Failure)
 

@@ -7,7 +7,7 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Commit, Entry
 from rallypoint.testing.engine_suite import EngineSuite
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 
 class Suite(EngineSuite):

@@ -6,8 +6,8 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.server.journal.contract import Opened
+from rallypoint.testing.fakes import MemoryJournal, Shelf
 from rallypoint.testing.journal_suite import JournalSuite
-from rallypoint.testing.memory_journal import MemoryJournal, Shelf
 
 
 class Suite(JournalSuite):

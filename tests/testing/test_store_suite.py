@@ -9,7 +9,7 @@ from rallypoint.errors import StoreError, StoreTimeoutError
 from rallypoint.net import protocol as p
 from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
-from rallypoint.testing import store_groups, store_handles, store_keys, store_suite
+from rallypoint.testing import store_handles, store_suite
 from rallypoint.testing.store_suite import StoreSuite
 
 
@@ -151,7 +151,7 @@ def test_a_planted_fault_is_caught(
     arguments: tuple[Any, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (store_handles, store_keys, store_groups, store_suite):
+    for module in (store_handles, store_suite):
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 2.0, raising=False)
     run(MemoryStore, case, *arguments)
     with pytest.raises(CAUGHT):
@@ -161,3 +161,14 @@ def test_a_planted_fault_is_caught(
 def test_a_suite_without_make_store_says_what_to_do() -> None:
     with pytest.raises(NotImplementedError, match="make_store"):
         StoreSuite().make_store()
+
+
+def test_the_table_of_comparisons_is_complete() -> None:
+    shown = {
+        (present is None, present == expected, expected == b"")
+        for present, expected, *_ in StoreSuite.COMPARE
+    }
+    assert shown == {
+        (True, False, True), (True, False, False), (False, True, False), (False, False, True),
+        (False, False, False), (False, True, True),
+    }  # fmt: skip

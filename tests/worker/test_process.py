@@ -11,7 +11,7 @@ from rallypoint import worker
 from rallypoint.engines.store import EngineStore
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 from rallypoint.worker import ChangeKind, PendingChange, Worker, process
 from rallypoint.worker.change import CHANGE_FILE, ChangeWriter
 from rallypoint.worker.saving import go_on

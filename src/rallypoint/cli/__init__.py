@@ -1,4 +1,4 @@
-"""The `rallypoint` command: one file a subcommand, loaded when it is asked for."""
+"""The `rallypoint` command. Each subcommand is imported when it is used."""
 
 import difflib
 from importlib import import_module
@@ -6,39 +6,42 @@ from importlib import import_module
 import click
 
 COMMANDS = {
-    "run": "Start a node of a job: meet the others, run the workers, go on without the lost.",
+    "run": "Start a node of a job: join the others, run the workers, survive lost nodes.",
     "serve": "Serve rendezvous and a key/value store to any number of runs.",
-    "status": "Show what a run waits for, who is in it, and what it has been through.",
-    "exclude": "Keep a node out of a run.",
-    "admit": "Let a node take part again that was kept out.",
-    "notify": "Tell a run that a node will leave, so that it can save before.",
+    "status": "Show what a run waits for, its nodes, and its past rounds.",
+    "exclude": "Exclude a node from a run.",
+    "admit": "Let an excluded node join again.",
+    "notify": "Announce that a node will leave, so that the workers save first.",
     "close": "End a run for all its nodes.",
     "doctor": "Find out, step by step, why nodes do not meet.",
-    "check": "Find out whether this node is fit: disk, memory, clock, GPUs, links.",
-    "simulate": "Tell what settings will cost a job: rounds, time lost, false losses.",
-    "certs": "Make a small private authority and certificates for TLS.",
-    "demo": "Show it all on this machine: four nodes, one killed, one added.",
+    "check": "Check whether this node is fit: disk, memory, clock, GPUs, network links.",
+    "simulate": "Predict what settings cost a job: rounds, lost time, live nodes declared lost.",
+    "certs": "Make a private CA and certificates for TLS.",
+    "demo": "Run a demo on this machine: four nodes, one killed, one added.",
 }
+_SHARED_MODULES = dict.fromkeys(("exclude", "admit", "notify", "close"), "admin_commands")
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are imported only when used, so that `--help` is quick."""
+    """A group that imports a subcommand only when it is used, so that `--help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import `rallypoint.cli.NAME` and return its `command`."""
+        """Import the command's module: `rallypoint.cli.NAME` unless several share one."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"rallypoint.cli.{cmd_name}").command
+        shared = _SHARED_MODULES.get(cmd_name)
+        module = import_module(f"rallypoint.cli.{shared or cmd_name}")
+        command: click.Command = getattr(module, cmd_name if shared else "command")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is asked for; one that is none is told with the nearest."""
+        """Return the command; for an unknown name, fail with the nearest one."""
         near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, 1)
         if near and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. (Did you mean {near[0]!r}?)")
@@ -67,10 +70,10 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show the version and the commit, and end.",
+    help="Show the version and the commit, and exit.",
 )
 def main() -> None:
-    """Elastic rendezvous for distributed jobs: nodes that come, go and die stay agreed.
+    """Elastic rendezvous for distributed jobs: nodes agree on who takes part as they come and go.
 
     \b
     Examples:

@@ -14,15 +14,14 @@ import msgspec
 from rich.console import Console
 
 from rallypoint.cli.doctor import line
-from rallypoint.cli.durations import Seconds
-from rallypoint.cli.options import timeout_option, token_file_option
+from rallypoint.cli.options import Seconds, timeout_option, token_file_option
 from rallypoint.deadline import Deadline
+from rallypoint.doctor import fitness, measurements
 from rallypoint.doctor.examination import Question, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
+from rallypoint.doctor.fitness import GIB, Pair
 from rallypoint.doctor.probe import Probe
 from rallypoint.errors import ParameterError, RallypointError
-from rallypoint.health import judgement, machine, pairs
-from rallypoint.health.judgement import GIB, Pair
 from rallypoint.net.addresses import local_address
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token
@@ -112,15 +111,17 @@ def command(
         questions = Question.each(endpoint, run_id, token, 0, read_tls()) if endpoint else []
         places = paths or (".", "/tmp")  # noqa: S108 - only its free room is looked at
         bytes_each = (int(min_disk * GIB), int(min_memory * GIB))
-        steps = examine(questions, machine.examine(places, *bytes_each, timeout), timeout)
+        steps = examine(questions, measurements.examine(places, *bytes_each, timeout), timeout)
         found, measured = _show(steps, as_json), list[Pair]()
         if nodes and worst(found) is not Verdict.FAIL:
             address = local_addr or local_address(questions[0].host, questions[0].port)
             deadline = Deadline(wait)
             label = socket.gethostname()
             with TCPStore.at(questions[0].target) as store:
-                measured, absent = pairs.meet(store, label, address, nodes, timeout, deadline)
-            found += _show(iter([judgement.links(measured, absent)]), as_json)
+                measured, absent = measurements.meet(
+                    store, label, address, nodes, timeout, deadline
+                )
+            found += _show(iter([fitness.links(measured, absent)]), as_json)
     except ParameterError as error:
         click.echo(f"rallypoint check: {error}", err=True)
         sys.exit(EXIT_USAGE)

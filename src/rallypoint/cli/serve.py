@@ -313,7 +313,7 @@ async def _shown(
     if not web:
         yield
         return
-    from rallypoint.web.listener import Listener
+    from rallypoint.web.app import Listener
 
     page = Listener(server, [sock.dup() for sock in web], names)
     page.start()

@@ -14,8 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rallypoint.cli.durations import Seconds
-from rallypoint.cli.options import together
+from rallypoint.cli.options import Seconds, together
 from rallypoint.engines.registry import is_engine_url, open_engine
 from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError

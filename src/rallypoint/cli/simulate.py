@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rallypoint.cli.durations import LONG
+from rallypoint.cli.options import LONG
 from rallypoint.core.state import Settings
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.settings import ample_rejoin

@@ -119,7 +119,7 @@ def _lines(run: RunStatus) -> list[Text]:
         row = f", {run.budget.in_a_row} in a row" if run.budget.in_a_row > 1 else ""
         lines.append(_line("restarts", f"{run.budget.used} of {allowed}{row}"))
     lines += [_line("leaves", _leaves(notice), "yellow") for notice in run.notices[:NEWS_SHOWN]]
-    lines += [_line("kept out", _kept_out(out), "red") for out in run.exclusions[:NEWS_SHOWN]]
+    lines += [_line("excluded", _excluded(out), "red") for out in run.exclusions[:NEWS_SHOWN]]
     for failure in run.failures[:1]:
         how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
         text = f"rank {failure.rank} on {failure.node}, round {failure.round}: {how}"
@@ -135,7 +135,7 @@ def _leaves(notice: NoticeLine) -> str:
     return f"{notice.node} will leave: {notice.why}{f', in {left}' if left else ''}{by}"
 
 
-def _kept_out(out: ExclusionLine) -> str:
+def _excluded(out: ExclusionLine) -> str:
     until = "until admitted"
     if out.seconds is not None:
         left = out.remaining_seconds

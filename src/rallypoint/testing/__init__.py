@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rallypoint.testing.backend_suite import BackendSuite as BackendSuite
-    from rallypoint.testing.clock import ManualClock as ManualClock
     from rallypoint.testing.engine_suite import EngineSuite as EngineSuite
+    from rallypoint.testing.fakes import ManualClock as ManualClock
+    from rallypoint.testing.fakes import MemoryEngine as MemoryEngine
+    from rallypoint.testing.fakes import MemoryJournal as MemoryJournal
     from rallypoint.testing.journal_suite import JournalSuite as JournalSuite
-    from rallypoint.testing.memory_engine import MemoryEngine as MemoryEngine
-    from rallypoint.testing.memory_journal import MemoryJournal as MemoryJournal
     from rallypoint.testing.store_suite import StoreSuite as StoreSuite
 
 _WHERE = {
     "BackendSuite": "rallypoint.testing.backend_suite",
     "EngineSuite": "rallypoint.testing.engine_suite",
     "JournalSuite": "rallypoint.testing.journal_suite",
-    "ManualClock": "rallypoint.testing.clock",
-    "MemoryEngine": "rallypoint.testing.memory_engine",
-    "MemoryJournal": "rallypoint.testing.memory_journal",
+    "ManualClock": "rallypoint.testing.fakes",
+    "MemoryEngine": "rallypoint.testing.fakes",
+    "MemoryJournal": "rallypoint.testing.fakes",
     "StoreSuite": "rallypoint.testing.store_suite",
 }
 __all__ = [*_WHERE]

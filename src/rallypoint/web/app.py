@@ -5,11 +5,15 @@ script and one style sheet of the package, and fills itself from `/api/v1/events
 """
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -19,13 +23,26 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rallypoint.rendezvous.reports.status import SCHEMA, RunStatus, Status, run_status
-from rallypoint.server.peer_credentials import PeerCredentials, may_talk, refusal
+from rallypoint.net.listener import is_loopback
+from rallypoint.net.tokens import Keyring
+from rallypoint.rendezvous.reports.status import (
+    SCHEMA,
+    RunLine,
+    RunStatus,
+    ServerStatus,
+    Status,
+    run_status,
+)
+from rallypoint.server.peer_credentials import (
+    PeerCredentials,
+    find_peer_credentials,
+    may_talk,
+    refusal,
+)
 from rallypoint.server.server import Server
 from rallypoint.web.feed import Feed
 from rallypoint.web.guard import COOKIE, COOKIE_SECONDS, HEADERS, Guard
 from rallypoint.web.metrics import ServerCollector
-from rallypoint.web.openapi import document
 
 STATIC = files("rallypoint.web") / "static"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -226,3 +243,133 @@ def make_app(
     pages = Pages(server, guard)
     doors = Middleware(Doors, guard=guard, owners=owners)
     return Starlette(routes=pages.routes(), middleware=[doors]), pages.feed
+
+
+_TEMPLATE = "#/components/schemas/{name}"
+_UNAUTHORIZED = {"description": "the server's token was not shown (off loopback only)"}
+
+
+def document() -> dict[str, Any]:
+    """Return the description."""
+    kinds = [Status, ServerStatus, RunStatus, tuple[RunLine, ...]]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
+    status, server, run, runs = schemas
+    one = {"name": "run", "in": "query", "schema": {"type": "string"}, "description": "a run id"}
+    path = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    made = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Rallypoint",
+            "version": "1",
+            "description": "What the runs of a Rallypoint server are doing. Read-only.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"bearer": []}, {}],
+        "paths": {
+            "/api/v1/status": _get("status", "All runs, or one", status, [one]),
+            "/api/v1/server": _get("server", "The server, and the list of its runs", server),
+            "/api/v1/runs": _get("runs", "The list of runs", runs),
+            "/api/v1/runs/{run_id}": _get("run", "One run", run, [path]),
+            "/api/v1/events": _events(one),
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # no tuples
+    return plain
+
+
+def _get(
+    name: str, summary: str, schema: dict[str, Any], parameters: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    answers: dict[str, Any] = {
+        "200": {"description": summary, "content": {"application/json": {"schema": schema}}},
+        "401": _UNAUTHORIZED,
+    }
+    if parameters:
+        answers["404"] = {"description": "there is no such run"}
+        answers["503"] = {"description": "this server stands by; the error says who leads"}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": answers}
+    if parameters:
+        operation["parameters"] = parameters
+    return {"get": operation}
+
+
+def _events(one: dict[str, Any]) -> dict[str, Any]:
+    text = (
+        "Server-sent events: `server` (ServerStatus), and of the run that is named `run` "
+        "(RunStatus, without the names in `rounds`) and `rounds` (its `rounds` in full)"
+    )
+    answer = {"description": text, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    operation = {
+        "operationId": "events",
+        "summary": "What happens, pushed",
+        "parameters": [one],
+        "responses": {"200": answer, "401": _UNAUTHORIZED, "503": {"description": "too many"}},
+    }
+    return {"get": operation}
+
+
+GOODBYE_SECONDS = 1
+
+
+class _Quiet(uvicorn.Server):
+    """Leaves signals to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class Listener:
+    """The page of a server: plain on loopback and open to its user, else guarded as the server.
+
+    Args:
+        server: whose runs are shown; its tokens are asked for.
+        sockets: bound sockets to listen on (see `net.listener.listen`).
+        names: further names by which this machine may be called.
+    """
+
+    def __init__(
+        self, server: Server, sockets: list[socket.socket], names: tuple[str, ...]
+    ) -> None:
+        local = all(is_loopback(str(sock.getsockname()[0])) for sock in sockets)
+        nobody = Keyring(b"")
+        asks = local and not server.options.insecure
+        self._owners = find_peer_credentials(server.loop, sockets[0]) if asks else None
+        is_open = local and self._owners is None
+        guard = Guard(lambda: nobody if is_open else server.keyring, names)
+        app, self._feed = make_app(server, guard, self._owners)
+        tls = server.options.tls
+        secure = tls.for_servers and not local
+        config = uvicorn.Config(
+            app,
+            ssl_certfile=tls.cert if secure else None,
+            ssl_keyfile=(tls.key or tls.cert) if secure else None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=GOODBYE_SECONDS,
+            h11_max_incomplete_event_size=16 * 1024,
+            limit_concurrency=256,
+        )
+        self._http = _Quiet(config)
+        self._sockets = sockets
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._task = asyncio.ensure_future(self._http.serve(self._sockets))
+
+    async def stop(self) -> None:
+        """Let the viewers go and end; raises what broke it."""
+        self._feed.end()
+        self._http.should_exit = True
+        if self._task is not None:
+            await self._task
+        if self._owners is not None:
+            self._owners.close()

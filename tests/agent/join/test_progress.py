@@ -7,7 +7,7 @@ from rallypoint.agent.join import progress
 from rallypoint.agent.join.progress import Waiting
 from rallypoint.agent.reporting import report
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock
 
 
 def told(reason: str) -> Report:

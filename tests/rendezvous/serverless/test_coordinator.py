@@ -30,7 +30,7 @@ from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock
 
 
 def settings(least: int = 2, most: int = 4, **more: Any) -> RendezvousSettings:

@@ -15,7 +15,7 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.state import Node, Settings, State
 from rallypoint.rendezvous.serverless.failure_detector import Observer, lease_seconds
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock
 
 SETTINGS = Settings(
     min_nodes=2, max_nodes=3, lease_seconds=9, last_call_seconds=4, rejoin_seconds=6

@@ -22,7 +22,7 @@ from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock
 
 
 class Unreachable(MemoryRendezvousBackend):

@@ -28,7 +28,7 @@ from rallypoint.server.ha.failover import FailoverConfig, advertised
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options
 from rallypoint.store.tcp import TCPStore
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 from rallypoint.testing.store_handles import in_thread
 
 Start = Callable[..., InTurn]

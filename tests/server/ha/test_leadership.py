@@ -11,8 +11,7 @@ from rallypoint.engines.contract import Commit, Entries, Entry
 from rallypoint.engines.election import Election, Leader
 from rallypoint.errors import StoreConnectionError
 from rallypoint.server.ha.leadership import SILENT_LEASES, Leadership, LeaderStatus
-from rallypoint.testing.clock import ManualClock
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import ManualClock, MemoryEngine
 
 LEASE = 0.3  # real seconds; nothing here depends on how long it is
 LIMIT = 20.0

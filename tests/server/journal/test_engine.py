@@ -25,9 +25,8 @@ from rallypoint.errors import (
 )
 from rallypoint.server.journal.contract import Journal
 from rallypoint.server.journal.engine import LOG, OFFICE, EngineJournal
-from rallypoint.testing.clock import ManualClock
+from rallypoint.testing.fakes import ManualClock, MemoryEngine
 from rallypoint.testing.journal_suite import JournalSuite
-from rallypoint.testing.memory_engine import MemoryEngine
 from rallypoint.testing.store_handles import in_thread
 
 LEASE = 30.0  # longer than any test: nobody renews here

@@ -16,7 +16,7 @@ from rallypoint.server.journal.group_commit import (
     GroupCommit,
     WriterThread,
 )
-from rallypoint.testing.memory_journal import MemoryJournal, Shelf
+from rallypoint.testing.fakes import MemoryJournal, Shelf
 
 
 class Pen:

@@ -37,7 +37,7 @@ from rallypoint.server.options import Options
 from rallypoint.server.server import Server
 from rallypoint.store.keyspace import Keyspace
 from rallypoint.store.tcp import TCPStore
-from rallypoint.testing.memory_journal import MemoryJournal, Shelf
+from rallypoint.testing.fakes import MemoryJournal, Shelf
 
 # -- the store: whatever was told is so, and each call takes effect once ------------------------
 

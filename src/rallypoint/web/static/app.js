@@ -180,7 +180,7 @@ function drawFacts(run) {
     facts.push(["opened by", run.opened_by]);
   }
   for (const notice of run.notices) facts.push(["will leave", `${notice.node}: ${notice.why}${notice.remaining_seconds === null ? "" : `, in ${duration(notice.remaining_seconds)}`} (by ${notice.by})`]);
-  for (const out of run.exclusions) facts.push(["kept out", `${out.aspect} ${out.name}: ${out.why} (by ${out.by}${out.remaining_seconds === null ? "" : `, ${duration(out.remaining_seconds)} more`})`]);
+  for (const out of run.exclusions) facts.push(["excluded", `${out.aspect} ${out.name}: ${out.why} (by ${out.by}${out.remaining_seconds === null ? "" : `, ${duration(out.remaining_seconds)} more`})`]);
   if (run.shut_out.length) facts.push(["last shut out", run.shut_out[0].why]);
   const parts = facts.flatMap(([name, value]) => [make("div", {}, make("dt", {}, name), make("dd", {}, value))]);
   $("facts").replaceChildren(...parts);

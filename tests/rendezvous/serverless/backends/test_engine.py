@@ -15,7 +15,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
-from rallypoint.testing.memory_engine import MemoryEngine
+from rallypoint.testing.fakes import MemoryEngine
 
 
 class TestEngineBackend(BackendSuite):

@@ -1,7 +1,4 @@
-"""An engine in this process, for tests of what stands on engines, and to read as an example.
-
-Time is a clock that may be manual: entries expire when somebody looks at them.
-"""
+"""Fakes for tests, to read as examples too: a manual clock, an engine and a journal in memory."""
 
 import math
 import threading
@@ -19,6 +16,30 @@ from rallypoint.engines.contract import (
     check_commit,
     version_of,
 )
+from rallypoint.errors import JournalLostError, ParameterError
+from rallypoint.server.journal.contract import Journal, Opened
+
+
+class ManualClock:
+    """A monotonic clock for tests: callable like `time.monotonic`.
+
+    Args:
+        start: its first reading in seconds; real ones begin anywhere, too.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = float(start)
+
+    def __call__(self) -> float:
+        """Return the seconds it shows."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on (ParameterError: backwards, which no monotonic clock does)."""
+        if not seconds >= 0:
+            raise ParameterError(f"seconds={seconds!r}: allowed is 0 or more")
+        self._now += seconds
+
 
 _LEAST_SECONDS = 0.001
 
@@ -115,3 +136,47 @@ class MemoryEngine(Engine):
                 lives = max(self._data.ends.get(key, math.inf) - self._clock(), _LEAST_SECONDS)
                 self._data.changed.wait(min(deadline.capped(LOOK_SECONDS), lives))
             return True
+
+
+class Shelf:
+    """What outlives the journals that are opened on it, one after the other."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, bytes] = {}
+        self.epoch = 0
+
+
+class MemoryJournal(Journal):
+    """A journal on a shelf.
+
+    Args:
+        shelf: where the entries are.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.where = "the memory of this process"
+        self._shelf = shelf
+        self._epoch: int | None = None
+
+    def open(self, deadline: Deadline) -> Opened:
+        """Whoever had it before is fenced off."""
+        self._shelf.epoch = self._epoch = self._shelf.epoch + 1
+        return Opened(self._epoch, dict(self._shelf.entries))
+
+    def may_answer(self) -> bool:
+        return self._epoch == self._shelf.epoch
+
+    def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
+        if self._epoch != self._shelf.epoch:
+            raise JournalLostError(
+                f"{self.where}: a write of epoch {self._epoch} was refused: the server of epoch "
+                f"{self._shelf.epoch} leads"
+            )
+        for name, value in changes.items():
+            if value is None:
+                self._shelf.entries.pop(name, None)
+            else:
+                self._shelf.entries[name] = value
+
+    def close(self) -> None:
+        self._epoch = None

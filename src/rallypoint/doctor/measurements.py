@@ -5,22 +5,90 @@ own, tells where, measures a round trip to every other, and tells what it has se
 them know all pairs, and each names the same offender.
 """
 
+import shutil
 import socket
 import statistics
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 import msgspec
+import psutil
 
 from rallypoint.deadline import Deadline
+from rallypoint.doctor import fitness
+from rallypoint.doctor.findings import Finding
+from rallypoint.doctor.fitness import Gpu, Pair
 from rallypoint.errors import ParameterError, StoreTimeoutError
-from rallypoint.health.judgement import Pair
 from rallypoint.store.api import Store
+
+CLOCK_SECONDS = 1.0
+_QUERY = "index,name,ecc.errors.uncorrected.volatile.total"
+
+
+def examine(
+    paths: Sequence[str], disk_bytes: int, memory_bytes: int, limit_seconds: float
+) -> Iterator[Finding]:
+    """Yield what was found of disks, memory, clock and GPUs.
+
+    Args:
+        paths: on the disks to look at.
+        disk_bytes: to be free on each.
+        memory_bytes: to be free.
+        limit_seconds: for nvidia-smi.
+    """
+    for path in paths:
+        try:
+            yield fitness.disk(path, shutil.disk_usage(path).free, disk_bytes)
+        except OSError as error:
+            yield fitness.no_disk(path, error.strerror or str(error))
+    yield fitness.memory(int(psutil.virtual_memory().available), memory_bytes)
+    yield fitness.clock(clock_step(CLOCK_SECONDS), CLOCK_SECONDS)
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        yield fitness.gpus(*gpus(program, limit_seconds))
+
+
+def clock_step(
+    seconds: float,
+    wall: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] | None = None,
+) -> float:
+    """Return by how much the wall clock moved against the monotonic one meanwhile."""
+    before = wall() - steady()
+    (wait or threading.Event().wait)(seconds)
+    return wall() - steady() - before
+
+
+def gpus(program: str, limit_seconds: float) -> tuple[list[Gpu], str]:
+    """Return the GPUs that nvidia-smi tells, and what is wrong with it, "" if nothing is."""
+    argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(
+            argv, capture_output=True, text=True, timeout=limit_seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"did not answer in {limit_seconds:g} s"
+    except OSError as error:
+        return [], f"cannot be run: {error.strerror}"
+    if answer.returncode != 0:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        return [], f"failed with exit code {answer.returncode}: {said[-1] if said else ''}".strip()
+    return [gpu for line in answer.stdout.splitlines() if (gpu := _gpu(line))], ""
+
+
+def _gpu(line: str) -> Gpu | None:
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 3 or not parts[0].isdecimal():
+        return None
+    return Gpu(int(parts[0]), parts[1], int(parts[2]) if parts[2].isdecimal() else None)
+
 
 MESSAGE = b"rallypoint check"
 ROUND_TRIPS = 5
