@@ -117,9 +117,13 @@ def test_proc_is_read_for_all_queries(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "tcp6").write_text(
         HEAD
         + ROW.format("0" * 24 + "01000000:9C42", "0" * 24 + "01000000:72D8", 1002, 78)
-        + ROW.format("0000000000000000FFFF00000100007F:9C43",
-                     "0000000000000000FFFF00000100007F:72D8", 1003, 79)
-    )  # fmt: skip
+        + ROW.format(
+            "0000000000000000FFFF00000100007F:9C43",
+            "0000000000000000FFFF00000100007F:72D8",
+            1003,
+            79,
+        )
+    )
     tables = (str(tmp_path / "tcp"), str(tmp_path / "tcp6"))
     monkeypatch.setattr(module, "_TABLES", tables)
     here = ("127.0.0.1", 29400)

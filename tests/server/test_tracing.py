@@ -105,7 +105,11 @@ print(server.watchers)
 def test_sqlite_reads_the_file() -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", SCRIPT],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=30,
-    )  # fmt: skip
+    )
     assert (ended.stdout, ended.stderr) == ("set()\n", "")

@@ -62,7 +62,8 @@ class PeerCredentials:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, netlink: "Netlink | None") -> None:
-        self._loop, self._netlink = loop, netlink
+        self._loop = loop
+        self._netlink = netlink
         self._asked: list[tuple[SocketAddress, SocketAddress, OnUid]] = []
         self._rest_seconds = READ_SECONDS
 

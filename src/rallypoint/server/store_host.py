@@ -37,7 +37,7 @@ _record_numbers = itertools.count(1)  # of all stores: one that is made again re
 _REPEATABLE = frozenset(p.REPEATABLE)
 
 
-class ClientConnection(Protocol):
+class StoreConnection(Protocol):
     """A client's connection, as the store sees it."""
 
     def send(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class ClientRecord:
 
     since: int
     record: int
-    connection: ClientConnection | None = None
+    connection: StoreConnection | None = None
     results: dict[int, bytes] = field(default_factory=dict)
     result_bytes: int = 0
     newest: int = 0
@@ -130,12 +130,12 @@ class StoreHost:
         self.on_fault: OnFault | None = None
         self.changes: StoreChanges | None = None
 
-    def connection_of(self, client_id: bytes) -> ClientConnection | None:
+    def connection_of(self, client_id: bytes) -> StoreConnection | None:
         """Return the present connection of a client, None if it has none."""
         client = self.clients.get(client_id)
         return None if client is None else client.connection
 
-    def attach(self, client_id: bytes, connection: ClientConnection) -> bool:
+    def attach(self, client_id: bytes, connection: StoreConnection) -> bool:
         """A client has connected; return whether its last answers are still known."""
         known = self.clients.get(client_id)
         if known is None:
@@ -169,7 +169,7 @@ class StoreHost:
             self.changes.clients[client_id] = None
             self.changes.mark()
 
-    def detach(self, client_id: bytes, connection: ClientConnection, for_good: bool) -> None:
+    def detach(self, client_id: bytes, connection: StoreConnection, for_good: bool) -> None:
         """A client's connection is closed (ignored when another one has replaced it)."""
         client = self.clients.get(client_id)
         if client is None or client.connection is not connection:

@@ -42,8 +42,9 @@ def test_standby_names_the_leader() -> None:
     assert words(LeaderStatus()) == ("stands by; nobody is known to lead", "")
     text, leader = words(LeaderStatus(trouble="etcd://h1/p cannot be reached"))
     assert (text, leader) == (
-        "stands by; nobody is known to lead (etcd://h1/p cannot be reached)", ""
-    )  # fmt: skip
+        "stands by; nobody is known to lead (etcd://h1/p cannot be reached)",
+        "",
+    )
     text, leader = words(LeaderStatus(term=OURS, leader=OURS))
     assert (text, leader) == ("takes over, in epoch 7; it is reading etcd://h1/p", "")
 

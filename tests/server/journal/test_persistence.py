@@ -312,8 +312,13 @@ def test_forgotten_runs_and_stores_leave_nothing(monkeypatch: pytest.MonkeyPatch
     life.server.run("run").ask(HeldConnection(life), wire.Ask(1, Close("me", "over")))
     life.settle()
     assert {name.partition("/")[0] for name in shelf.entries} == {
-        "format", "run", "space", "key", "item", "client",
-    }  # fmt: skip
+        "format",
+        "run",
+        "space",
+        "key",
+        "item",
+        "client",
+    }
     monkeypatch.setattr("rallypoint.server.server.ENDED_RUNS_KEPT", 0)
     life.server._forget_ended_runs()
     life.settle()

@@ -59,8 +59,10 @@ def pushes(*values: bytes) -> list[p.QueuePush]:
 def test_only_what_has_changed_is_written() -> None:
     notes = Notes()
     assert set(notes.do(p.Set("a", b"1"), p.Set("b", b"2"))) == {
-        "key/run/a", "key/run/b", "space/run",
-    }  # fmt: skip
+        "key/run/a",
+        "key/run/b",
+        "space/run",
+    }
     assert set(notes.do(p.Set("a", b"3"))) == {"key/run/a", "space/run"}
     assert notes.do(p.Peek("a")) == {}
     assert notes.do(p.Delete("b"))["key/run/b"] is None
