@@ -67,7 +67,6 @@ PURE = [
     "net/certificate.py",
     "net/handshake.py",
     "net/protocol.py",
-    "net/protocol_sniffer.py",
     "net/tokens.py",
     "rendezvous/client/session.py",
     "rendezvous/client/timing.py",

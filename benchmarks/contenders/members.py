@@ -9,7 +9,7 @@ import commands
 
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Target, open_link
+from rallypoint.net.connection import ConnectionConfig, open_connection
 from rallypoint.net.tls import TLS
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.coordinator import create_handler
@@ -38,7 +38,9 @@ def form(port: int, token: str, n: int) -> dict[str, Any]:
 
 
 def _beat(port: int, token: str) -> None:
-    link = open_link(Target("127.0.0.1", port, "members", token.encode()), Deadline(20))
+    link = open_connection(
+        ConnectionConfig("127.0.0.1", port, "members", token.encode()), Deadline(20)
+    )
     while not _over.wait(BEAT_EVERY):
         begun = time.monotonic()
         link.send(p.frame(wire.Beat()))

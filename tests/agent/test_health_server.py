@@ -10,7 +10,7 @@ from rallypoint.agent.policy.decisions import AgentState, Joining, Stopping, Wor
 from rallypoint.agent.policy.events import Join
 from rallypoint.core.events import Assignment
 from rallypoint.errors import ParameterError
-from rallypoint.net.endpoints import join_place
+from rallypoint.net.endpoints import join_endpoint
 from rallypoint.testing.fakes import ManualClock
 
 SEAT = Assignment(1, 1, 0, 1, 0, 1, 0, 1, "h", 1, 0, "all came")
@@ -73,7 +73,7 @@ def test_over_http(host: str) -> None:
         status, body = ask(host, port, "/live?x=1")
         assert (status, body["phase"]) == (200, "starting")
         assert ask(host, port, "/ready")[0] == 503
-        taken = re.escape(f"--health-port {join_place(host, port)}: cannot listen on it: ")
+        taken = re.escape(f"--health-port {join_endpoint(host, port)}: cannot listen on it: ")
         with pytest.raises(ParameterError, match=taken), HealthEndpoint((host, port)):
             pass
 

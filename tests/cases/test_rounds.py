@@ -264,13 +264,13 @@ from rallypoint.core.events import Join
 from rallypoint.core.state import Node
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.store import protocol
-from rallypoint.net.connection import Target, open_link
+from rallypoint.net.connection import ConnectionConfig, open_connection
 
 step, run_id, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if step == "connect":
     link = socket.create_connection(("127.0.0.1", port))
 else:
-    link = open_link(Target("127.0.0.1", port, run_id, b""), Deadline(10))
+    link = open_connection(ConnectionConfig("127.0.0.1", port, run_id, b""), Deadline(10))
     if step != "handshake":
         node = Node(id="victim", address="127.0.0.1", port=1, pid=os.getpid())
         core = RendezvousSettings(run_id, 2, 3).core()

@@ -23,7 +23,7 @@ from rallypoint.errors import (
     RendezvousStateError,
 )
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.net.token_sources import read_token
 from rallypoint.net.tokens import worker_token
 from rallypoint.rendezvous import wire
@@ -156,7 +156,9 @@ def test_worker_token_opens_only_the_store_of_its_run(serve: Serve, make: Make) 
         worker.next_rendezvous()
     with pytest.raises(RendezvousStateError, match="close"):
         worker.set_closed()
-    link = open_link(Target("127.0.0.1", server.port, "one", token.encode()), Deadline(10))
+    link = open_connection(
+        ConnectionConfig("127.0.0.1", server.port, "one", token.encode()), Deadline(10)
+    )
     link.send(p.frame(wire.Ask(7, Leave(member._node_id))))
     assert isinstance(_decoder.decode(link.receive()[0]), wire.Denied)
     link.close()
@@ -247,17 +249,17 @@ def end_of(port: int, *said: bytes) -> bytes:
 
 def test_recorded_proofs_are_useless_on_other_connections(serve: Serve) -> None:
     server = serve(token=b"secret")
-    target = Target("127.0.0.1", server.port, "run", b"secret")
+    target = ConnectionConfig("127.0.0.1", server.port, "run", b"secret")
     sent: list[bytes] = []
-    original = Link.send
+    original = ClientConnection.send
 
-    def send(link: Link, data: bytes) -> None:
+    def send(link: ClientConnection, data: bytes) -> None:
         sent.append(data)
         original(link, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "send", send)
-        open_link(target, Deadline(10)).close()
+        patch.setattr(ClientConnection, "send", send)
+        open_connection(target, Deadline(10)).close()
     assert b"not this server's" in end_of(server.port, *sent)  # replayed, with an old nonce
     with socket.create_connection(("127.0.0.1", server.port), timeout=15) as sock:
         sock.sendall(sent[0])

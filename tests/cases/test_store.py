@@ -19,7 +19,7 @@ import pytest
 
 from rallypoint.deadline import Deadline
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Target, open_link
+from rallypoint.net.connection import ConnectionConfig, open_connection
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.coordinator import create_handler
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
@@ -70,14 +70,17 @@ def test_heartbeats_do_not_starve_behind_data(
     _, port = process
     waiters, value = 5_000, b"x" * (64 << 20)
     # 100 connections with 50 blocked calls each: to the server, 5,000 blocked waiters.
-    links = [open_link(Target("127.0.0.1", port, "run"), Deadline(LIMIT)) for _ in range(100)]
+    links = [
+        open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(LIMIT))
+        for _ in range(100)
+    ]
     for place, link in enumerate(links):
         keys = [f"never/{place}/{number}" for number in range(waiters // len(links))]
         calls = [p.Call(n, 1, p.Get(key, 120.0)) for n, key in enumerate(keys, 1)]
         link.send(b"".join(map(p.frame, calls)))
     handler = handler_at(port, 1, heartbeat=3)
     handler.next_rendezvous()
-    beat = open_link(Target("127.0.0.1", port, "run"), Deadline(LIMIT))
+    beat = open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(LIMIT))
     store = TCPStore("127.0.0.1", port, run="run")
 
     def load() -> bytes:

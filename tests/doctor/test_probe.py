@@ -8,7 +8,7 @@ from rallypoint.doctor.findings import Answer
 from rallypoint.doctor.probe import Probe
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net.addresses import free_port
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.net.dialer import AddressInfo
 
 pytestmark = pytest.mark.integration
@@ -38,7 +38,7 @@ def test_a_kind_of_address_that_this_machine_lacks_is_told() -> None:
 def test_a_talk_asks_what_the_server_says() -> None:
     probe = Probe(2.0)
     with hosted() as server:
-        target = Target(LOOPBACK, server.port, "run")
+        target = ConnectionConfig(LOOPBACK, server.port, "run")
         greeting, talk = probe.greet(info(server.port), target)
         assert greeting.answer is Answer.OURS
         assert greeting.knows_token
@@ -57,7 +57,7 @@ def test_a_talk_asks_what_the_server_says() -> None:
 def test_what_hangs_up_in_the_middle_is_not_ours() -> None:
     probe = Probe(1.0)
     with answering(saying(b"\x00\x00\x00\x02ab")) as port:
-        greeting, talk = probe.greet(info(port), Target(LOOPBACK, port, "run"))
+        greeting, talk = probe.greet(info(port), ConnectionConfig(LOOPBACK, port, "run"))
     assert (greeting.answer, talk) == (Answer.OTHER, None)
 
 

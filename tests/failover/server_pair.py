@@ -187,8 +187,8 @@ class ServerPair:
     def leader(self) -> Server:
         """Return the server that leads."""
         with contextlib.closing(TCPStore(self.endpoint, timeout=LIMIT_SECONDS)) as store:
-            assert store.target.route.leader is not None
-            port = store.target.route.leader[1]
+            assert store.target.servers.leader is not None
+            port = store.target.servers.leader[1]
         return next(s for s in self.servers if s.endpoint.endswith(f":{port}"))
 
     def run(

@@ -97,7 +97,7 @@ def test_failover_with_redis_states_its_limits(fleet: Fleet, redis_server: Redis
     with TCPStore(",".join(servers), timeout=LIMIT) as store:
         store.set("key", b"value")
         for number in range(1, 3):
-            leader = store.target.route.leader
+            leader = store.target.servers.leader
             assert leader is not None
             if number == 2:
                 servers[f"{leader[0]}:{leader[1]}"].kill()
@@ -115,7 +115,7 @@ def test_leader_stopped_by_sigterm_hands_over_at_once(fleet: Fleet, etcd: EtcdSe
     servers = dict(serve(fleet, f"server{n}", etcd.url("x"))[::-1] for n in range(2))
     with TCPStore(",".join(servers), timeout=LIMIT) as store:
         assert store.add("count", 1) == 1
-        leader = store.target.route.leader
+        leader = store.target.servers.leader
         assert leader is not None
         process = servers.pop(f"{leader[0]}:{leader[1]}")
         process.send(signal.SIGTERM)

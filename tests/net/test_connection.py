@@ -12,15 +12,20 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import connection as module
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, NotOurProtocolError, Target, open_link
+from rallypoint.net.connection import (
+    ClientConnection,
+    ConnectionConfig,
+    NotOurProtocolError,
+    open_connection,
+)
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import in_thread
 
 
-def pair() -> tuple[Link, socket.socket]:
+def pair() -> tuple[ClientConnection, socket.socket]:
     ours, theirs = socket.socketpair()
-    return Link(ours, "server:1"), theirs
+    return ClientConnection(ours, "server:1"), theirs
 
 
 def framed(*bodies: bytes) -> bytes:
@@ -98,25 +103,25 @@ def test_sending_to_a_stuck_server_ends() -> None:
 def test_both_sides_must_know_the_token(serve: Callable[..., EmbeddedServer]) -> None:
     server, plain = serve(token=b"right"), serve()
 
-    def target(of: EmbeddedServer, token: bytes) -> Target:
-        return Target("127.0.0.1", of.port, "run", token)
+    def target(of: EmbeddedServer, token: bytes) -> ConnectionConfig:
+        return ConnectionConfig("127.0.0.1", of.port, "run", token)
 
-    open_link(target(server, b"right"), Deadline(10)).close()
+    open_connection(target(server, b"right"), Deadline(10)).close()
     for where, token, words in (
         (server, b"", "asks for a token and this client has none"),
         (server, b"wrong", "does not know this client's token"),
         (plain, b"right", "started without a token"),
     ):
         with pytest.raises(AuthenticationError, match=words) as caught:
-            open_link(target(where, token), Deadline(10))
+            open_connection(target(where, token), Deadline(10))
         assert "wrong" not in str(caught.value)
     assert "right" not in repr(target(server, b"right"))
 
 
 def test_other_program_is_not_tried_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as http:
-        target = Target("127.0.0.1", http.getsockname()[1], "run")
-        trying = in_thread(open_link, target, Deadline(60))
+        target = ConnectionConfig("127.0.0.1", http.getsockname()[1], "run")
+        trying = in_thread(open_connection, target, Deadline(60))
         client, _ = http.accept()
         with client:
             client.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -126,13 +131,15 @@ def test_other_program_is_not_tried_again() -> None:
 
 def test_refused_run_id_is_not_tried_again(server: EmbeddedServer) -> None:
     with pytest.raises(NotOurProtocolError, match="control characters"):
-        open_link(Target("127.0.0.1", server.port, "a\tb"), Deadline(60))
+        open_connection(ConnectionConfig("127.0.0.1", server.port, "a\tb"), Deadline(60))
 
 
 def test_broken_handshake_is_tried_again(server: EmbeddedServer) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         proxy.refusing = True  # like a service whose backend is not up yet
-        trying = in_thread(open_link, Target("127.0.0.1", proxy.port, "run"), Deadline(30))
+        trying = in_thread(
+            open_connection, ConnectionConfig("127.0.0.1", proxy.port, "run"), Deadline(30)
+        )
         with pytest.raises(TimeoutError):
             trying.result(0.3)
         proxy.refusing = False
@@ -143,15 +150,15 @@ def test_broken_handshake_is_tried_again(server: EmbeddedServer) -> None:
 def test_silence_is_tried_again_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = Target("127.0.0.1", silent.getsockname()[1], "run")
+        target = ConnectionConfig("127.0.0.1", silent.getsockname()[1], "run")
         with pytest.raises(StoreConnectionError, match="said nothing"):
-            open_link(target, Deadline(60), once=True)
+            open_connection(target, Deadline(60), once=True)
         with pytest.raises(StoreConnectionError, match="said nothing"):
-            open_link(target, Deadline(0.5))
+            open_connection(target, Deadline(0.5))
 
 
 def test_server_that_starts_later_is_reached(port: int, serve: Callable[..., Any]) -> None:
-    trying = in_thread(open_link, Target("127.0.0.1", port, "run"), Deadline(30))
+    trying = in_thread(open_connection, ConnectionConfig("127.0.0.1", port, "run"), Deadline(30))
     with pytest.raises(TimeoutError):
         trying.result(0.2)
     serve(port=port)
@@ -168,7 +175,7 @@ def test_dead_address_is_resolved_again(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    link = open_link(Target("name", server.port, "run"), Deadline(20))
+    link = open_connection(ConnectionConfig("name", server.port, "run"), Deadline(20))
     assert isinstance(link.sock, socket.socket)
     assert link.sock.getpeername()[0] == "127.0.0.1"
     link.close()
@@ -176,7 +183,7 @@ def test_dead_address_is_resolved_again(
 
 def test_once_is_one_attempt_and_its_error_is_complete(port: int) -> None:
     with pytest.raises(StoreConnectionError) as caught:
-        open_link(Target("127.0.0.1", port, "run"), Deadline(60), once=True)
+        open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(60), once=True)
     text = str(caught.value)
     assert f"cannot reach 127.0.0.1:{port} (resolved to 127.0.0.1) after 0." in text
     assert "nobody listens there" in text
@@ -185,25 +192,25 @@ def test_once_is_one_attempt_and_its_error_is_complete(port: int) -> None:
 
 
 def test_token_for_one_run_needs_its_run_id(server: EmbeddedServer) -> None:
-    target = Target("127.0.0.1", server.port, "", b"run:digits secret")
+    target = ConnectionConfig("127.0.0.1", server.port, "", b"run:digits secret")
     with pytest.raises(AuthenticationError, match="for run 'digits' alone: give --run-id digits"):
-        open_link(target, Deadline(20))
+        open_connection(target, Deadline(20))
 
 
 # -- several servers ------------------------------------------------------------------------
 
 
-def several(*ports: int, token: bytes = b"") -> Target:
-    return Target.at(tuple(("127.0.0.1", port) for port in ports), "run", token)
+def several(*ports: int, token: bytes = b"") -> ConnectionConfig:
+    return ConnectionConfig.at(tuple(("127.0.0.1", port) for port in ports), "run", token)
 
 
 def test_one_of_several_is_enough(port: int, server: EmbeddedServer) -> None:
     for ports in ((port, server.port), (server.port, port)):
         target = several(*ports)
-        link = open_link(target, Deadline(20), once=True)
+        link = open_connection(target, Deadline(20), once=True)
         assert link.where == f"127.0.0.1:{server.port}"
-        assert target.route.leader == ("127.0.0.1", server.port)
-        assert target.another().route is target.route
+        assert target.servers.leader == ("127.0.0.1", server.port)
+        assert target.another().servers is target.servers
         link.close()
 
 
@@ -226,7 +233,7 @@ class Standby:
                 return
             self.asked += 1
             with sock:
-                link = Link(sock, "client")
+                link = ClientConnection(sock, "client")
                 link.receive()  # the hello, and the proof of who has none
                 link.send(p.frame(p.Challenge(p.PROTOCOL_VERSION, bytes(p.NONCE_BYTES), b"")))
                 reason = f"stands by; {self.leader or 'nobody'} leads"
@@ -250,20 +257,20 @@ def test_leader_named_by_a_standby_is_remembered(standby: Standby, server: Embed
     target = several(standby.port)  # the leader is not on the client's list
     began = time.monotonic()
     for _ in range(3):
-        open_link(target, Deadline(20), once=True).close()
+        open_connection(target, Deadline(20), once=True).close()
     assert time.monotonic() - began < 5
     assert standby.asked == 1
     server.stop()
     with pytest.raises(StoreConnectionError, match="stands by") as caught:
-        open_link(target, Deadline(20), once=True)
+        open_connection(target, Deadline(20), once=True)
     assert f"127.0.0.1:{server.port}: nobody listens there" in str(caught.value)
     assert standby.asked == 2
-    assert target.route.leader is None
+    assert target.servers.leader is None
 
 
 def test_error_names_each_server_with_its_answer(standby: Standby, port: int) -> None:
     with pytest.raises(StoreConnectionError) as caught:
-        open_link(several(port, standby.port), Deadline(20), once=True)
+        open_connection(several(port, standby.port), Deadline(20), once=True)
     text = str(caught.value)
     assert "none of 2 servers could be used after 0." in text
     assert f"127.0.0.1:{port}: nobody listens there (connection refused)" in text
@@ -275,24 +282,24 @@ def test_silent_leader_is_skipped(monkeypatch: pytest.MonkeyPatch, server: Embed
     monkeypatch.setattr(module, "HANDSHAKE_OF_SEVERAL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = several(silent.getsockname()[1], server.port)
-        target.route.found(("127.0.0.1", silent.getsockname()[1]))
-        link = open_link(target, Deadline(20), once=True)
+        target.servers.found(("127.0.0.1", silent.getsockname()[1]))
+        link = open_connection(target, Deadline(20), once=True)
         assert link.where.endswith(f":{server.port}")
         link.close()
 
 
 def test_server_with_another_token_is_skipped(serve: Callable[..., Any]) -> None:
     stranger, ours = serve(token=b"another"), serve(token=b"right")
-    open_link(several(stranger.port, ours.port, token=b"right"), Deadline(20)).close()
+    open_connection(several(stranger.port, ours.port, token=b"right"), Deadline(20)).close()
     with pytest.raises(AuthenticationError, match="none of 2 servers"):
-        open_link(several(stranger.port, ours.port, token=b"no"), Deadline(20))
+        open_connection(several(stranger.port, ours.port, token=b"no"), Deadline(20))
 
 
 def test_servers_that_start_later_are_reached(port: int, serve: Callable[..., Any]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         target = several(taken.getsockname()[1], port)
-        trying = in_thread(open_link, target, Deadline(30))
+        trying = in_thread(open_connection, target, Deadline(30))
         with pytest.raises(TimeoutError):
             trying.result(0.2)
         serve(port=port)

@@ -12,7 +12,7 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.net import dialer as module
 from rallypoint.net.dialer import (
-    Attempt,
+    CancellableDeadline,
     UnreachedError,
     connect,
     explain_failure,
@@ -79,9 +79,9 @@ def test_a_resolver_that_hangs_does_not_hold_us(
     with pytest.raises(UnreachedError, match="'name' was not resolved in time"):
         connect([("name", 1)], Deadline(0.2))
     port = port_of(listener)
-    sock, place = connect([("name", port), ("127.0.0.1", port)], Deadline(20))
+    sock, endpoint = connect([("name", port), ("127.0.0.1", port)], Deadline(20))
     sock.close()
-    assert place == ("127.0.0.1", port)
+    assert endpoint == ("127.0.0.1", port)
     stuck.set()
 
 
@@ -97,9 +97,9 @@ def test_a_refused_connection_is_an_answer(port: int) -> None:
 
 
 def test_the_words_for_a_server_that_cannot_be_reached() -> None:
-    place, deadline = ("10.0.0.9", 29400), Deadline(0)
+    endpoint, deadline = ("10.0.0.9", 29400), Deadline(0)
     refused = OSError(errno.ECONNREFUSED, "refused")
-    text = explain_failure(place, refused, answers("10.0.0.9")("", 1), deadline)
+    text = explain_failure(endpoint, refused, answers("10.0.0.9")("", 1), deadline)
     assert "cannot reach 10.0.0.9:29400 (resolved to 10.0.0.9) after 0.0 s" in text
     assert "`rallypoint serve --bind ADDRESS:29400`" in text
     assert "127.0.0.1" in own_addresses()
@@ -120,7 +120,7 @@ def test_an_attempt_can_be_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    attempt = Attempt(600)
+    attempt = CancellableDeadline(600)
     found = in_thread(connect, [("name", 1)], attempt)
     with pytest.raises(TimeoutError):
         found.result(0.1)
@@ -156,19 +156,19 @@ def test_a_dead_address_does_not_hold_up_a_live_one(
 def test_a_dead_server_does_not_hold_up_another_one(
     listener: socket.socket, dead: tuple[str, int]
 ) -> None:
-    began, place = time.monotonic(), ("127.0.0.1", port_of(listener))
-    sock, found = connect([dead, place], Deadline(20))
+    began, endpoint = time.monotonic(), ("127.0.0.1", port_of(listener))
+    sock, found = connect([dead, endpoint], Deadline(20))
     sock.close()
-    assert found in (dead, place)
+    assert found in (dead, endpoint)
     assert time.monotonic() - began < 3.0
 
 
 def test_a_default_of_the_program_for_its_sockets_is_not_ours(listener: socket.socket) -> None:
-    place = ("127.0.0.1", listener.getsockname()[1])
+    endpoint = ("127.0.0.1", listener.getsockname()[1])
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(9.0)
     try:
-        sock, _ = connect([place], Deadline(5.0))
+        sock, _ = connect([endpoint], Deadline(5.0))
     finally:
         socket.setdefaulttimeout(before)
     with sock:
@@ -177,18 +177,18 @@ def test_a_default_of_the_program_for_its_sockets_is_not_ours(listener: socket.s
 
 def test_of_several_servers_the_first_is_preferred(listener: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        places = [("127.0.0.1", port_of(listener)), ("127.0.0.1", port_of(other))]
-        for order in (places, places[::-1]):
+        endpoints = [("127.0.0.1", port_of(listener)), ("127.0.0.1", port_of(other))]
+        for order in (endpoints, endpoints[::-1]):
             sock, found = connect(order, Deadline(20))
             sock.close()
             assert found == order[0]
 
 
 def test_all_servers_are_named_when_none_can_be_reached(port: int) -> None:
-    places = [("127.0.0.1", port), ("nope.invalid", 7)]
+    endpoints = [("127.0.0.1", port), ("nope.invalid", 7)]
     with pytest.raises(UnreachedError, match=r"nope\.invalid:7: .*the name") as caught:
-        connect(places, Deadline(20))
-    assert list(caught.value.errors) == places
+        connect(endpoints, Deadline(20))
+    assert list(caught.value.errors) == endpoints
 
 
 def test_a_connection_to_oneself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:

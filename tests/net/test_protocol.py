@@ -90,3 +90,21 @@ def test_a_result_that_many_replies_carry_is_encoded_once() -> None:
     values = [b"a", b"b"]
     shared = p.encoded(values)
     assert p.frame(p.Reply(1, shared)) == p.frame(p.Reply(1, values))
+
+
+@pytest.mark.parametrize(
+    ("head", "who"),
+    [
+        (b"HTTP/1.1 400 Bad Request", "an HTTP server"),
+        (b"SSH-2.0-OpenSSH_9.2", "an SSH server"),
+        (b"-ERR unknown command", "a Redis server"),
+        (b"\x00\x00\x12\x04\x00", "a gRPC (HTTP/2) server, such as etcd"),
+        (p.TLS_ALERT + b"\x03\x00\x02", "a server that speaks TLS"),
+        (b"\x16\x03\x03\x00", "a server that speaks TLS"),
+        (b"220 mail", ""),
+        (b"", ""),
+    ],
+)
+def test_a_server_is_known_by_its_first_bytes(head: bytes, who: str) -> None:
+    assert p.who_speaks(head) == who
+    assert p.speaks_tls(head) == ("TLS" in who)

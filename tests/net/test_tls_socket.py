@@ -11,7 +11,7 @@ from tests.certificates import Certificates, make_certificates
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import NotOurProtocolError, Target, open_link
+from rallypoint.net.connection import ConnectionConfig, NotOurProtocolError, open_connection
 from rallypoint.net.tls import TLS
 from rallypoint.net.tls_socket import TLSSocket
 from rallypoint.server.embedded import EmbeddedServer
@@ -56,8 +56,10 @@ def test_one_thread_waits_while_another_sends(secured: EmbeddedServer, files: Ce
 
 
 def test_much_is_sent_and_read_at_once(secured: EmbeddedServer, files: Certificates) -> None:
-    target = Target("127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca)))
-    link = open_link(target, Deadline(10))
+    target = ConnectionConfig(
+        "127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca))
+    )
+    link = open_connection(target, Deadline(10))
     assert isinstance(link.sock, TLSSocket)
     link.send(p.frame(p.Call(1, 1, p.Set("big", b"x" * MIB))))
     assert link.receive()
@@ -75,9 +77,11 @@ def test_what_is_not_accepted(secured: EmbeddedServer, files: Certificates) -> N
         open_store(secured, TLS(system=True))
     with pytest.raises(AuthenticationError, match="does not know this client's token"):
         open_store(secured, TLS(ca=str(files.ca)), token="wrong")
-    elsewhere = Target("127.0.0.2", secured.port, "", b"secret", tls=TLS(ca=str(files.ca)))
+    elsewhere = ConnectionConfig(
+        "127.0.0.2", secured.port, "", b"secret", tls=TLS(ca=str(files.ca))
+    )
     with pytest.raises(StoreConnectionError):  # nobody listens there, least of all by that name
-        open_link(elsewhere, Deadline(0.2))
+        open_connection(elsewhere, Deadline(0.2))
 
 
 def test_plain_and_tls_say_what_is_wrong(
@@ -110,8 +114,8 @@ def test_the_proof_is_bound_to_the_certificate(
 ) -> None:
     """Whoever ends TLS in between, with a certificate that is accepted, gets nowhere."""
     server = serve(token=b"secret", tls=TLS(cert=str(files.cert), key=str(files.key)))
-    target = Target("127.0.0.1", server.port, "run", b"secret", tls=TLS(ca=str(files.ca)))
-    link = open_link(target, Deadline(10))
+    target = ConnectionConfig("127.0.0.1", server.port, "run", b"secret", tls=TLS(ca=str(files.ca)))
+    link = open_connection(target, Deadline(10))
     assert len(link.binding) == 32
     hello = p.Hello(1, "run", b"c", b"n" * 16, "x")
     proofs = {p.proof(b"secret", b"client", hello, b"s" * 16, b) for b in (b"", link.binding)}
@@ -119,12 +123,14 @@ def test_the_proof_is_bound_to_the_certificate(
     link.close()
     server.call(lambda s: setattr(s.tls, "binding", b"another"), Deadline(5))
     with pytest.raises(AuthenticationError, match="nothing in between ends TLS"):
-        open_link(target, Deadline(10))
+        open_connection(target, Deadline(10))
 
 
 def test_a_server_that_goes_is_an_error(secured: EmbeddedServer, files: Certificates) -> None:
-    target = Target("127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca)))
-    link = open_link(target, Deadline(10))
+    target = ConnectionConfig(
+        "127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca))
+    )
+    link = open_connection(target, Deadline(10))
     link.read_timeout(10)
     secured.stop()
     said = msgspec.msgpack.decode(link.receive()[0], type=p.Goodbye)

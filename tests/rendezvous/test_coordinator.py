@@ -18,7 +18,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.parameters import RendezvousTimeout
@@ -67,7 +67,7 @@ class Place:
 
 
 def _hosted(server: EmbeddedServer) -> Coordinator:
-    return HostedCoordinator(Target("127.0.0.1", server.port, "run", b""), LEASE_SECONDS)
+    return HostedCoordinator(ConnectionConfig("127.0.0.1", server.port, "run", b""), LEASE_SECONDS)
 
 
 def _shared(backend: MemoryRendezvousBackend, store: MemoryStore) -> Coordinator:

@@ -15,7 +15,7 @@ from rallypoint.core.state import Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.net.tls_socket import TLSSocket
 from rallypoint.rendezvous import wire
 from rallypoint.server.embedded import EmbeddedServer
@@ -47,8 +47,8 @@ def hello(**changes: Any) -> p.Hello:
     return msgspec.structs.replace(plain, **changes)
 
 
-def link_to(server: EmbeddedServer, run: str = "run") -> Link:
-    return open_link(Target("127.0.0.1", server.port, run), Deadline(20))
+def link_to(server: EmbeddedServer, run: str = "run") -> ClientConnection:
+    return open_connection(ConnectionConfig("127.0.0.1", server.port, run), Deadline(20))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_cost_of_a_long_frame_is_linear(server: EmbeddedServer) -> None:
     link.close()
 
 
-def answers_of(link: Link, count: int) -> list[Any]:
+def answers_of(link: ClientConnection, count: int) -> list[Any]:
     """Return the next bodies that a server sends."""
     bodies: list[Any] = []
     while len(bodies) < count:
@@ -195,7 +195,7 @@ def answers_of(link: Link, count: int) -> list[Any]:
     return bodies
 
 
-def say_again(link: Link, call: p.Call) -> None:
+def say_again(link: ClientConnection, call: p.Call) -> None:
     """Send a call that comes too late, until the end of the connection is seen."""
     while True:
         link.send(p.frame(call))
@@ -206,9 +206,9 @@ def test_older_of_two_connections_ends_without_effect(
     server: EmbeddedServer,
 ) -> None:
     """What was said on it has been said again on the newer one, and must not count twice."""
-    target = Target("127.0.0.1", server.port, "run")
-    older = open_link(target, Deadline(20))
-    newer = open_link(target, Deadline(20))
+    target = ConnectionConfig("127.0.0.1", server.port, "run")
+    older = open_connection(target, Deadline(20))
+    newer = open_connection(target, Deadline(20))
     add = p.Call(1, 1, p.Add("n", 1))
     newer.send(p.frame(add))
     newer.send(p.frame(p.Call(2, 2, p.Peek("n"))))  # the first answer is acknowledged by it
@@ -243,24 +243,26 @@ def test_welcome_tells_whether_the_record_is_still_the_same(
 ) -> None:
     """A client that was forgotten hears so even if the first answer that said it was lost."""
     server = serve(resume_seconds=0.0)
-    target = Target("127.0.0.1", server.port, "run")
-    other = open_link(Target("127.0.0.1", server.port, "run"), Deadline(20))  # keeps the space
-    first = open_link(target, Deadline(20))
-    again = open_link(target, Deadline(20))
+    target = ConnectionConfig("127.0.0.1", server.port, "run")
+    other = open_connection(
+        ConnectionConfig("127.0.0.1", server.port, "run"), Deadline(20)
+    )  # keeps the space
+    first = open_connection(target, Deadline(20))
+    again = open_connection(target, Deadline(20))
     assert again.welcome.resumed
     assert again.welcome.record == first.welcome.record
     first.close()
     again.close()
     deadline = Deadline(20)
     while True:
-        later = open_link(target, Deadline(20))
+        later = open_connection(target, Deadline(20))
         if later.welcome.record != first.welcome.record:
             break
         assert not deadline.expired()
         later.close()
         threading.Event().wait(1.2)  # longer than two sweeps of the server
     assert not later.welcome.resumed
-    last = open_link(target, Deadline(20))
+    last = open_connection(target, Deadline(20))
     assert (last.welcome.resumed, last.welcome.record) == (True, later.welcome.record)
     for link in (later, last, other):
         link.close()

@@ -16,7 +16,7 @@ from rallypoint.core.state import Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError, StoreLimitError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.rendezvous import defaults, wire
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.limits import LONG_BYTES
@@ -34,11 +34,11 @@ TESTED = {
 }
 
 
-def link_to(server: EmbeddedServer, run: str = "run") -> Link:
-    return open_link(Target("127.0.0.1", server.port, run), Deadline(20))
+def link_to(server: EmbeddedServer, run: str = "run") -> ClientConnection:
+    return open_connection(ConnectionConfig("127.0.0.1", server.port, run), Deadline(20))
 
 
-def goodbye_of(link: Link) -> p.Goodbye:
+def goodbye_of(link: ClientConnection) -> p.Goodbye:
     """Return the last words of the server."""
     last: Any = None
     try:

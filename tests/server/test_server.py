@@ -10,7 +10,7 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server import server as module
@@ -105,7 +105,7 @@ def test_client_accepted_during_shutdown_gets_a_goodbye() -> None:
 def test_server_of_an_ended_run_ends_with_its_last_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 600.0)
     server = EmbeddedServer("127.0.0.1", 0, Options(until_empty=True, linger_seconds=600.0))
-    target = Target("127.0.0.1", server.port, "run")
+    target = ConnectionConfig("127.0.0.1", server.port, "run")
     with TCPStore("127.0.0.1", server.port, run="run"):
         coordinator = HostedCoordinator(target, 15.0)
         coordinator.close("enough", Deadline(LIMIT_SECONDS))

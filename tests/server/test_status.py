@@ -4,7 +4,7 @@ import pytest
 from tests.integration.cluster import Cluster
 
 from rallypoint.deadline import Deadline
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.reports.history import Entry, Loss, Noted
 from rallypoint.server.status import Counters, Histogram
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 def test_status_describes_the_server_and_its_runs() -> None:
     with Cluster() as cluster:
         cluster.join_all(cluster.handler(2, 2), cluster.handler(2, 2))
-        asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, ""), 15.0)
+        asking = HostedCoordinator(ConnectionConfig("127.0.0.1", cluster.server.port, ""), 15.0)
         status = asking.server_status(Deadline(5))
         asking.shutdown(Deadline(1))
         assert status.endpoint == f"127.0.0.1:{cluster.server.port}"
@@ -31,7 +31,9 @@ def test_status_describes_the_server_and_its_runs() -> None:
 
 def test_inquiry_makes_no_run() -> None:
     with Cluster() as cluster:
-        asking = HostedCoordinator(Target("127.0.0.1", cluster.server.port, "nobody"), 15.0)
+        asking = HostedCoordinator(
+            ConnectionConfig("127.0.0.1", cluster.server.port, "nobody"), 15.0
+        )
         report = asking.report(Deadline(5))
         assert "has not been opened" in report.reason
         assert report.settings is None

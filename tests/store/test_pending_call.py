@@ -4,20 +4,20 @@ import pytest
 
 from rallypoint.errors import StoreConnectionError, StoreLimitError, StoreTimeoutError
 from rallypoint.net import protocol as p
-from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, Slot
+from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, PendingCall
 
 
 def test_a_call_waits_as_long_as_it_may_and_a_margin() -> None:
-    slot = Slot(p.Get("key", 1.0), 60.0)
+    slot = PendingCall(p.Get("key", 1.0), 60.0)
     assert not slot.expired()
     assert 50.0 < slot.remaining() <= 60.0 + ANSWER_MARGIN_SECONDS
-    late = Slot(p.Peek("key"), -ANSWER_MARGIN_SECONDS)
+    late = PendingCall(p.Peek("key"), -ANSWER_MARGIN_SECONDS)
     assert late.expired()
     assert late.remaining() == 0.0
 
 
 def test_an_answer_that_is_a_failure_is_its_error() -> None:
-    slot = Slot(p.Peek("key"), 1.0)
+    slot = PendingCall(p.Peek("key"), 1.0)
     slot.answer = p.Failure(1, p.FAIL_LIMIT, "too much")
     assert isinstance(slot.error("host:1"), StoreLimitError)
     slot.answer = gone = StoreConnectionError("gone")
@@ -25,7 +25,7 @@ def test_an_answer_that_is_a_failure_is_its_error() -> None:
 
 
 def test_without_an_answer_it_says_what_was_asked_of_whom_and_for_how_long() -> None:
-    error = Slot(p.Peek("key"), 2.5).error("host:1")
+    error = PendingCall(p.Peek("key"), 2.5).error("host:1")
     assert isinstance(error, StoreTimeoutError)
     assert str(error) == (
         "the server at host:1 did not answer Peek within timeout=2.5 s and 10 s more"
@@ -33,7 +33,7 @@ def test_without_an_answer_it_says_what_was_asked_of_whom_and_for_how_long() -> 
 
 
 def test_a_call_in_doubt_says_what_broke_and_what_is_not_known() -> None:
-    error = Slot(p.Add("key", 1), 1.0).in_doubt("host:1", StoreConnectionError("it broke"))
+    error = PendingCall(p.Add("key", 1), 1.0).in_doubt("host:1", StoreConnectionError("it broke"))
     for part in ("it broke", "host:1", "whether Add took effect"):
         assert part in str(error)
     with pytest.raises(StoreConnectionError):

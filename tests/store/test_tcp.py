@@ -22,7 +22,7 @@ from rallypoint.errors import (
     StoreTimeoutError,
 )
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.backends.store import StoreRendezvousBackend
 from rallypoint.server.embedded import EmbeddedServer
@@ -378,13 +378,13 @@ def test_of_several_servers_one_that_says_nothing_is_left(
     first, second = serve(), serve()
     with contextlib.closing(SilentProxy(first.port)) as proxy:
         places = (("127.0.0.1", proxy.port), ("127.0.0.1", second.port))
-        store = TCPStore.at(Target.at(places, "run"), 20)
+        store = TCPStore.at(ConnectionConfig.at(places, "run"), 20)
         waits = in_thread(store.get, "key", 20)
         with pytest.raises(TimeoutError):
             waits.result(1.0)  # signs of life keep it where it is
-        assert store.target.route.leader == places[0]
+        assert store.target.servers.leader == places[0]
         proxy.silent = True
-        with TCPStore.at(Target.at(places[1:], "run"), 20) as other:
+        with TCPStore.at(ConnectionConfig.at(places[1:], "run"), 20) as other:
             other.set("key", b"value")
         assert waits.result(20) == b"value"
         store.close()

@@ -10,7 +10,7 @@ from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.rendezvous import wire
 
 BEAT_SECONDS = 3.0
@@ -27,7 +27,7 @@ class Crowd:
 
     def __init__(self, port: int, run: str, settings: Settings) -> None:
         self._port, self._run, self._settings = port, run, settings
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, ClientConnection] = {}
         self._known: dict[str, tuple[int, int]] = {}
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -39,8 +39,8 @@ class Crowd:
         for i, name in enumerate(names):
             link = self.links.get(name)
             if link is None:
-                target = Target("127.0.0.1", self._port, self._run)
-                link = open_link(target, Deadline(20))
+                target = ConnectionConfig("127.0.0.1", self._port, self._run)
+                link = open_connection(target, Deadline(20))
                 with self._lock:
                     self.links[name] = link
             link.send(p.frame(wire.Ask(0, self._asking(name, i))))

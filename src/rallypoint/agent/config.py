@@ -7,7 +7,7 @@ import msgspec
 from rallypoint.agent.output.destinations import OutputPlan
 from rallypoint.agent.policy.membership_change import Rules
 from rallypoint.agent.workers.environment import WorkerContext
-from rallypoint.net.endpoints import Place
+from rallypoint.net.endpoints import Endpoint
 from rallypoint.store.api import Store
 
 
@@ -69,5 +69,5 @@ class AgentConfig(msgspec.Struct, frozen=True):
     health_check_seconds: float = 60.0
     hang_seconds: float = 0.0
     events_file: str = ""
-    health: Place | None = None
+    health: Endpoint | None = None
     alone: bool = False

@@ -25,7 +25,7 @@ import msgspec
 from rallypoint.agent.policy.decisions import AgentState, Working
 from rallypoint.deadline import Clock
 from rallypoint.errors import ParameterError
-from rallypoint.net.endpoints import Place, join_place
+from rallypoint.net.endpoints import Endpoint, join_endpoint
 
 STUCK_SECONDS = 300.0
 REQUEST_SECONDS = 5.0
@@ -72,7 +72,7 @@ class HealthEndpoint(Health):
             at all.
     """
 
-    def __init__(self, place: Place | None) -> None:
+    def __init__(self, place: Endpoint | None) -> None:
         super().__init__()
         self._place = place
         self._server: _Server | None = None
@@ -91,7 +91,7 @@ class HealthEndpoint(Health):
         except (OSError, UnicodeError) as error:  # the latter: what no name can be
             why = getattr(error, "strerror", None) or str(error)
             raise ParameterError(
-                f"--health-port {join_place(*self._place)}: cannot listen on it: {why}; give "
+                f"--health-port {join_endpoint(*self._place)}: cannot listen on it: {why}; give "
                 "another port, or an address of this machine"
             ) from error
         self._server = server
@@ -115,7 +115,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, place: Place, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+    def __init__(self, place: Endpoint, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
         super().__init__(address, handler)  # type: ignore[arg-type] # of either family

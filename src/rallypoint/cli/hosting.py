@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.reporting.report import complain, say
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RallypointError
-from rallypoint.net.addresses import parse_rendezvous_endpoint
-from rallypoint.net.endpoints import is_list
+from rallypoint.net.endpoints import is_list, parse_rendezvous_endpoint
 
 if TYPE_CHECKING:
     from rallypoint.hosting.process import ServerProcess

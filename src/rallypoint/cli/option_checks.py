@@ -14,7 +14,7 @@ from rallypoint.agent.policy.membership_change import Rules
 from rallypoint.core.state import Newcomers
 from rallypoint.errors import ParameterError
 from rallypoint.net.addresses import LOOPBACK
-from rallypoint.net.endpoints import Place, parse_place
+from rallypoint.net.endpoints import Endpoint, parse_rendezvous_endpoint
 from rallypoint.rendezvous import defaults
 
 OURS = ("core", "static", "file", "etcd", "redis")  # what others' backends read is theirs
@@ -49,7 +49,7 @@ class Care(msgspec.Struct, frozen=True):
     health_check_seconds: float = 60.0
     hang_seconds: float = 0.0
     events_file: str = ""
-    health: Place | None = None
+    health: Endpoint | None = None
 
 
 def care_of(options: Mapping[str, Any]) -> Care:
@@ -78,13 +78,15 @@ def check(options: Mapping[str, Any], conf: Mapping[str, str], most: int) -> Non
     check_local_addr(options["local_addr"])
 
 
-def health_place(given: str | None) -> Place | None:
+def health_place(given: str | None) -> Endpoint | None:
     """Return where `--health-port` says, None for nowhere. Raises ParameterError."""
     text = (given or "").strip()
     if not text:
         return None
     try:
-        host, port = parse_place(f"{LOOPBACK}:{text}" if text.isdecimal() else text, -1)
+        host, port = parse_rendezvous_endpoint(
+            f"{LOOPBACK}:{text}" if text.isdecimal() else text, -1
+        )
     except ParameterError as error:
         raise ParameterError(f"--health-port {text}: give PORT or HOST:PORT: {error}") from error
     if port == -1:

@@ -25,7 +25,7 @@ from rallypoint.engines.registry import engine_url, is_engine
 from rallypoint.engines.url import HIDDEN, redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.addresses import LOOPBACK, free_port
-from rallypoint.net.endpoints import join_place, parse_places
+from rallypoint.net.endpoints import join_endpoint, parse_endpoints
 from rallypoint.rendezvous.api import RendezvousParameters
 from rallypoint.rendezvous.settings import RendezvousSettings
 
@@ -249,10 +249,10 @@ def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
 
 
 def _check_port(endpoint: str) -> None:
-    places = parse_places(endpoint, default_port=-1)
+    places = parse_endpoints(endpoint, default_port=-1)
     if any(port == -1 for _, port in places):
         given = ((host, 29400 if port == -1 else port) for host, port in places)
-        shown = ",".join(join_place(*place) for place in given)
+        shown = ",".join(join_endpoint(*place) for place in given)
         raise ParameterError(f"--endpoint {endpoint}: the port is missing; give {shown}")
 
 

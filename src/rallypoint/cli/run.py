@@ -27,7 +27,7 @@ from rallypoint.rendezvous import defaults
 
 if TYPE_CHECKING:
     from rallypoint.agent.config import AgentConfig
-    from rallypoint.net.endpoints import Place
+    from rallypoint.net.endpoints import Endpoint
     from rallypoint.store.api import Store
 
 HOSTED_BACKEND = "core"
@@ -100,7 +100,7 @@ def _look_at_variables(command: click.Command) -> None:
         complain(f"warning: {text}")
 
 
-def _look_at_probes(health: "Place | None") -> None:
+def _look_at_probes(health: "Endpoint | None") -> None:
     """Say it where the kubelet, which asks the pod's address, would find nobody."""
     if health is not None and health[0] == LOOPBACK and os.environ.get("KUBERNETES_SERVICE_HOST"):
         complain(

@@ -16,8 +16,8 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines.registry import engine_url, is_engine, open_engine
 from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError, RendezvousConnectionError, StoreError
-from rallypoint.net.connection import Target
-from rallypoint.net.endpoints import parse_places
+from rallypoint.net.connection import ConnectionConfig
+from rallypoint.net.endpoints import parse_endpoints
 from rallypoint.net.tls import read_tls
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
@@ -57,7 +57,7 @@ class ServerSource(Source):
     """
 
     def __init__(self, endpoint: str, token: bytes) -> None:
-        self._places = parse_places(endpoint)
+        self._places = parse_endpoints(endpoint)
         self._token = token
         self._links: dict[str, HostedCoordinator] = {}
 
@@ -86,7 +86,7 @@ class ServerSource(Source):
     def _link(self, run_id: str) -> HostedCoordinator:
         link = self._links.get(run_id)
         if link is None:
-            target = Target.at(self._places, run_id, self._token, read_tls())
+            target = ConnectionConfig.at(self._places, run_id, self._token, read_tls())
             link = HostedCoordinator(target, defaults.value("lease"))
             self._links[run_id] = link
         return link

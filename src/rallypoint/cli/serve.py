@@ -22,7 +22,7 @@ from rallypoint.cli.serve_state import Choice, serve_in_turn, state_options
 from rallypoint.deadline import Deadline
 from rallypoint.engines.url import redacted
 from rallypoint.errors import JournalError, ParameterError, RallypointError
-from rallypoint.net.addresses import parse_rendezvous_endpoint
+from rallypoint.net.endpoints import parse_rendezvous_endpoint
 from rallypoint.net.listener import is_loopback, listen
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token, weaknesses

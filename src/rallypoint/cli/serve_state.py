@@ -18,7 +18,7 @@ from rallypoint.cli.options import Seconds, together
 from rallypoint.engines.registry import is_engine_url, open_engine
 from rallypoint.engines.url import redacted
 from rallypoint.errors import ParameterError
-from rallypoint.net.endpoints import join_place, parse_place
+from rallypoint.net.endpoints import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.net.listener import is_loopback
 from rallypoint.rendezvous import defaults
 from rallypoint.server.ha.failover import Attend, Failover, FailoverConfig, advertised
@@ -100,9 +100,9 @@ class Choice:
         name = f"{socket.gethostname()} pid {os.getpid()} {uuid.uuid4().hex[:8]}"
         where = advertised(sockets, self.url)
         if self.advertise:
-            host, port = parse_place(self.advertise, default_port=0)
-            where = join_place(host, port or sockets[0].getsockname()[1])
-        elif _bound_to_all(sockets) and is_loopback(parse_place(where)[0]):
+            host, port = parse_rendezvous_endpoint(self.advertise, default_port=0)
+            where = join_endpoint(host, port or sockets[0].getsockname()[1])
+        elif _bound_to_all(sockets) and is_loopback(parse_rendezvous_endpoint(where)[0]):
             logger.warning(
                 "clients and servers on other hosts are told to come to %s, which is this host "
                 "alone: give --advertise ADDRESS:PORT", where
@@ -111,7 +111,7 @@ class Choice:
 
 
 def _check_advertised(where: str | None) -> None:
-    host, _port = parse_place(where)
+    host, _port = parse_rendezvous_endpoint(where)
     if not where:
         return
     try:

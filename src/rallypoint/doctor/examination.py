@@ -14,8 +14,8 @@ from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Finding, Verdict
 from rallypoint.doctor.probe import Probe, Talk
 from rallypoint.errors import StoreConnectionError
-from rallypoint.net.connection import Target
-from rallypoint.net.endpoints import parse_places
+from rallypoint.net.connection import ConnectionConfig
+from rallypoint.net.endpoints import parse_endpoints
 from rallypoint.net.protocol import DEFAULT_PORT
 from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.rendezvous.coordinator import Report
@@ -48,12 +48,12 @@ class Question:
     @classmethod
     def each(cls, endpoint: str, *rest: Any) -> "list[Question]":
         """Return the question to each server of an endpoint (ParameterError)."""
-        return [cls(*place, *rest) for place in parse_places(endpoint)]
+        return [cls(*place, *rest) for place in parse_endpoints(endpoint)]
 
     @property
-    def target(self) -> Target:
+    def target(self) -> ConnectionConfig:
         """The same, as clients take it."""
-        return Target(self.host, self.port, self.run_id, self.token, tls=self.tls)
+        return ConnectionConfig(self.host, self.port, self.run_id, self.token, tls=self.tls)
 
 
 def examine(question: Question, probe: Probe) -> Iterator[Finding]:

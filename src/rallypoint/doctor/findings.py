@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rallypoint.net import protocol as p
-from rallypoint.net.protocol_sniffer import speaks_tls, who_speaks
+from rallypoint.net.protocol import speaks_tls, who_speaks
 from rallypoint.rendezvous.reports.status import RunStatus, ServerStatus, no_such_run
 
 SLOW_SECONDS = 0.2

@@ -15,10 +15,16 @@ from rallypoint.deadline import Deadline
 from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import SOFTWARE, Link, NotOurProtocolError, Target, open_link
+from rallypoint.net.connection import (
+    SOFTWARE,
+    ClientConnection,
+    ConnectionConfig,
+    NotOurProtocolError,
+    open_connection,
+)
 from rallypoint.net.dialer import AddressInfo, own_addresses, resolve
 from rallypoint.net.handshake import LoneTokenError, StandbyError, UnknownTokenError
-from rallypoint.net.protocol_sniffer import TLS_ALERT
+from rallypoint.net.protocol import TLS_ALERT
 from rallypoint.net.tls import CertificateError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
@@ -33,7 +39,7 @@ _Body = TypeVar("_Body")
 class Talk:
     """A conversation with a server of ours, after the handshake."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ClientConnection) -> None:
         self._link = link
 
     def round_trip(self) -> float:
@@ -135,7 +141,7 @@ class Probe:
         with ThreadPoolExecutor(PEERS_AT_ONCE) as pool:
             return list(pool.map(lambda row: attempt(*row), places))
 
-    def greet(self, info: AddressInfo, target: Target) -> tuple[Greeting, Talk | None]:
+    def greet(self, info: AddressInfo, target: ConnectionConfig) -> tuple[Greeting, Talk | None]:
         """Say hello and prove who we are; the talk is None if it is not to be.
 
         First by hand, to see what else may listen there; then as every client does.
@@ -147,7 +153,7 @@ class Probe:
                 return seen, None
             asks = seen.asks_token
         try:
-            link = open_link(target, Deadline(self.seconds), once=True)
+            link = open_connection(target, Deadline(self.seconds), once=True)
         except CertificateError as error:
             return Greeting(Answer.CERTIFICATE, str(error)), None
         except UnknownTokenError:
@@ -164,7 +170,7 @@ class Probe:
         leads = "" if link.where == target.where else f"it stands by for {link.where}"
         return Greeting(Answer.OURS, leads, b"", asks or bool(target.token), True), Talk(link)
 
-    def _hello(self, info: AddressInfo, target: Target) -> Greeting:
+    def _hello(self, info: AddressInfo, target: ConnectionConfig) -> Greeting:
         """Send a hello that proves nothing, and look at the first bytes that come back."""
         nonce = bytes(p.NONCE_BYTES)
         hello = p.Hello(p.PROTOCOL_VERSION, target.run, secrets.token_bytes(16), nonce, SOFTWARE)
@@ -172,7 +178,7 @@ class Probe:
         if sock is None:
             return Greeting(Answer.CLOSED)
         with sock:
-            link = Link(sock, target.where)
+            link = ClientConnection(sock, target.where)
             try:
                 link.send(p.frame(hello))
                 first = sock.recv(1 << 16, socket.MSG_PEEK)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, RendezvousConnectionError
-from rallypoint.net.endpoints import is_list, one_host, parse_place
+from rallypoint.net.endpoints import is_list, one_host, parse_rendezvous_endpoint
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 4.0
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
@@ -51,7 +51,7 @@ def host_if_ours(
     if is_host is False or is_list(endpoint):
         return None
     try:
-        return start(*parse_place(endpoint))
+        return start(*parse_rendezvous_endpoint(endpoint))
     except OSError as error:
         elsewhere = isinstance(error, gaierror) or error.errno in _NOT_OURS
         if elsewhere and not is_host:

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rallypoint.net.addresses import join_endpoint
+from rallypoint.net.endpoints import join_endpoint
 from rallypoint.net.listener import is_loopback, listen
 from rallypoint.net.tls import TLS
 from rallypoint.net.token_sources import FILE_VARIABLE, TOKEN_VARIABLE, token_environment

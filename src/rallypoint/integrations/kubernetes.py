@@ -18,7 +18,7 @@ deploy/kubernetes/ set all of this.
 
 from collections.abc import Mapping
 
-from rallypoint.net.addresses import join_endpoint
+from rallypoint.net.endpoints import join_endpoint
 from rallypoint.net.protocol import DEFAULT_PORT
 
 

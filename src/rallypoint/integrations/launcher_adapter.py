@@ -28,8 +28,8 @@ from rallypoint.errors import RallypointError, RendezvousError, RendezvousStateE
 from rallypoint.hosting.host import host_if_ours
 from rallypoint.hosting.process import ServerProcess, start_process
 from rallypoint.integrations.agent_round import AgentKeys, AgentRound
-from rallypoint.net.addresses import free_port, parse_rendezvous_endpoint
-from rallypoint.net.endpoints import is_list, one_host
+from rallypoint.net.addresses import free_port
+from rallypoint.net.endpoints import is_list, one_host, parse_rendezvous_endpoint
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import (

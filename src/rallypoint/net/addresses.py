@@ -1,7 +1,7 @@
-"""Addresses: reading an endpoint, finding a free port and this machine's own address.
+"""This machine's addresses and ports: a free port, a port that stays bound, one's own address.
 
-No name is looked up backwards and no host name is asked for: an address that this machine
-advertises is one that the kernel itself would use as the source of a packet to a peer.
+No reverse DNS and no host name is involved: the address that this machine advertises is the one
+that the kernel would use as the source of a packet to a peer.
 """
 
 import contextlib
@@ -12,40 +12,15 @@ import weakref
 from typing import Any
 
 from rallypoint.errors import ParameterError, RendezvousStateError
-from rallypoint.net.endpoints import join_place as join_endpoint
-from rallypoint.net.endpoints import parse_place
 from rallypoint.net.protocol import DEFAULT_PORT
 
-__all__ = [
-    "LOOPBACK",
-    "HeldPort",
-    "free_port",
-    "join_endpoint",
-    "local_address",
-    "parse_rendezvous_endpoint",
-    "propose_port",
-]
-
 LOOPBACK = "127.0.0.1"
-# Addresses reserved for documentation: routed like any other far host, owned by none.
-_FAR_HOSTS = ("192.0.2.1", "2001:db8::1")
-
-
-def parse_rendezvous_endpoint(
-    endpoint: str | None, default_port: int = DEFAULT_PORT
-) -> tuple[str, int]:
-    """Return host and port of one endpoint (see `rallypoint.net.endpoints.parse_place`).
-
-    An empty endpoint is localhost with the default port.
-
-    Raises:
-        ParameterError: names the endpoint, what is wrong with it and what is allowed.
-    """
-    return parse_place(endpoint, default_port)
+# Addresses reserved for documentation: routed like any other remote host, assigned to none.
+_REMOTE_HOSTS = ("192.0.2.1", "2001:db8::1")
 
 
 def _numeric(address: str) -> tuple[int, tuple[str, int]] | None:
-    """Return family and place of a plain IP address, which need not be resolved."""
+    """Return family and socket address of a plain IP address, which needs no resolver."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, address)
@@ -63,7 +38,7 @@ def _bind_any(address: str) -> socket.socket:
         found = socket.getaddrinfo(
             address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except UnicodeError as error:  # what no name can be is found out by the IDNA codec
+    except UnicodeError as error:  # the IDNA codec rejects invalid names
         raise ParameterError(
             f"address={address!r}: no host name or address ({error}); allowed: an address or "
             "name of this machine, such as --local-addr 10.0.0.7"
@@ -82,15 +57,15 @@ def _bound(family: int, where: tuple[Any, ...]) -> socket.socket:
 
 
 def _bind_here(address: str) -> socket.socket:
-    """Bind a port of `address`, or of this machine if it is not a local one.
+    """Bind a port of `address`, or of this machine if that is not a local address.
 
-    An address behind NAT or of a load balancer is not this machine's, but leads to it.
+    The address of a NAT gateway or load balancer is not local, but leads to this machine.
     """
     with contextlib.suppress(OSError):
         return _bind_any(address)
     try:
         return _bind_any("")
-    except OSError as error:  # no file descriptor is left, most likely
+    except OSError as error:  # most likely no file descriptor is left
         raise RendezvousStateError(
             f"no port can be bound for the workers on {address!r}, nor on any address of this "
             f"machine: {error.strerror or error}"
@@ -103,10 +78,9 @@ def _port(sock: socket.socket) -> int:
 
 
 def free_port(address: str = "") -> int:
-    """Return a port that is free now on `address` (empty: on any address of this machine).
+    """Return a port that is free now on `address`; "" is any address of this machine.
 
-    Raises:
-        ParameterError: the address does not belong to this machine or cannot be resolved.
+    Raises ParameterError if the address is not this machine's or does not resolve.
     """
     try:
         with _bind_any(address) as probe:
@@ -119,16 +93,16 @@ def free_port(address: str = "") -> int:
 
 
 def propose_port(address: str) -> int:
-    """Return a port that is free now on `address`, or on this machine if it is not a local one."""
+    """Return a port that is free now on `address`, or on this machine if that is not local."""
     with _bind_here(address) as probe:
         return _port(probe)
 
 
 class HeldPort:
-    """A port that is proposed, and bound until it is used, so that nobody else is given it.
+    """A proposed port that stays bound until it is used, so that no other program gets it.
 
-    From a proposal to the round that uses it may be minutes. Who is not chosen proposes the
-    same port again. Thread-safe; nothing is looked up under the lock.
+    Minutes may pass between a proposal and the round that uses it. A node that is not chosen
+    proposes the same port again. Thread-safe; no name is resolved under the lock.
     """
 
     def __init__(self) -> None:
@@ -136,11 +110,11 @@ class HeldPort:
         self._address = ""
         self._sock: socket.socket | None = None
         self._port = 0
-        self._over = False
-        _holding.add(self)
+        self._closed = False
+        _instances.add(self)
 
     def propose(self, address: str) -> int:
-        """Return the port that is held on `address`; as `propose_port` if none is yet."""
+        """Return the port that is bound on `address`; bind one first if there is none."""
         with self._lock:
             if self._sock is not None and self._address == address:
                 return self._port
@@ -148,45 +122,45 @@ class HeldPort:
         port = _port(sock)
         with self._lock:
             self._drop()
-            if self._over:
+            if self._closed:
                 sock.close()
             else:
                 self._sock, self._address, self._port = sock, address, port
         return port
 
     def release(self) -> None:
-        """Let it go: whoever it is for may bind it now."""
+        """Unbind the port, so that the program it is for can bind it."""
         with self._lock:
             self._drop()
 
     def close(self) -> None:
-        """Let it go, and hold none from now on."""
+        """Unbind the port, and bind none from now on."""
         with self._lock:
-            self._over = True
+            self._closed = True
             self._drop()
 
     def _drop(self) -> None:
         if self._sock is not None:
-            self._sock.close()  # before it is forgotten: a child forked here closes it as well
+            self._sock.close()  # first close, then forget: a child forked in between closes it too
             self._sock = None
 
-    def forget(self) -> None:
-        """Free what a fork has copied: else the parent could not let it go."""
-        self._lock = threading.Lock()  # which a thread of the parent's may have held
+    def close_copy(self) -> None:
+        """Close the copy of the socket that a fork made; else the parent could not unbind it."""
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one
         self._drop()
 
     __del__ = _drop
 
 
-_holding: weakref.WeakSet[HeldPort] = weakref.WeakSet()
+_instances: weakref.WeakSet[HeldPort] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
-    for held in list(_holding):
-        held.forget()
+def _close_copies() -> None:
+    for held in list(_instances):
+        held.close_copy()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _source_towards(host: str, port: int) -> str | None:
@@ -197,7 +171,7 @@ def _source_towards(host: str, port: int) -> str | None:
     for family, kind, proto, _, where in found:
         try:
             with socket.socket(family, kind, proto) as probe:
-                probe.connect(where)  # of a datagram socket: asks for a route, sends nothing
+                probe.connect(where)  # on a datagram socket: looks up a route, sends nothing
                 source: str = probe.getsockname()[0]
         except OSError:
             continue
@@ -206,10 +180,10 @@ def _source_towards(host: str, port: int) -> str | None:
 
 
 def local_address(peer: str | None = None, port: int = 0) -> str:
-    """Return this machine's address as `peer` would see it (without one: any far host).
+    """Return this machine's address as `peer` would see it; without a peer, as a remote host.
 
-    Sends nothing. Loopback is the answer of a machine without a route.
+    Sends nothing. On a machine without a route it is the loopback address.
     """
-    hosts = (peer,) if peer else _FAR_HOSTS
+    hosts = (peer,) if peer else _REMOTE_HOSTS
     sources = (_source_towards(host, port) for host in hosts)
     return next((source for source in sources if source), LOOPBACK)

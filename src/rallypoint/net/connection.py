@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection_config import Target
+from rallypoint.net.connection_config import ConnectionConfig
 from rallypoint.net.dialer import (
     FIRST_PAUSE_SECONDS,
     NOTICE_SECONDS,
@@ -27,7 +27,7 @@ from rallypoint.net.dialer import (
     wait_before_next,
     what_was_seen,
 )
-from rallypoint.net.endpoints import Place, join_place
+from rallypoint.net.endpoints import Endpoint, join_endpoint
 from rallypoint.net.handshake import (
     ADVICE,
     SOFTWARE,
@@ -37,7 +37,7 @@ from rallypoint.net.handshake import (
     UnknownTokenError,
     goodbye_error,
 )
-from rallypoint.net.protocol_sniffer import speaks_tls, who_speaks
+from rallypoint.net.protocol import speaks_tls, who_speaks
 from rallypoint.net.token_sources import current
 from rallypoint.net.tokens import Key, for_run, parse
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SOFTWARE",
-    "Link",
+    "ClientConnection",
+    "ConnectionConfig",
     "NotOurProtocolError",
-    "Target",
     "goodbye_error",
-    "open_link",
+    "open_connection",
 ]
 logger = logging.getLogger("rallypoint")
 
@@ -60,13 +60,13 @@ HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next server is asked: this one ma
 _header = p.HEADER.unpack_from
 
 
-class Link:
+class ClientConnection:
     """Frames over one connected socket; not thread-safe but for one sender and one reader."""
 
     def __init__(self, sock: "socket.socket | TLSSocket", where: str, binding: bytes = b"") -> None:
         self.sock = sock
         self.where = where
-        self.place: Place | None = None  # of the server, if there was a choice
+        self.endpoint: Endpoint | None = None  # of the server, if there was a choice
         self.binding = binding
         self.welcome = p.Welcome(0, False)
         self._buffer = bytearray()
@@ -207,7 +207,9 @@ class Link:
         self.sock.close()
 
 
-def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link:
+def open_connection(
+    target: ConnectionConfig, deadline: Deadline, *, once: bool = False
+) -> ClientConnection:
     """Connect and prove to each other that both sides know the token.
 
     The caller sets how long a read may take (`read_timeout`).
@@ -241,55 +243,55 @@ def open_link(target: Target, deadline: Deadline, *, once: bool = False) -> Link
             raise last
 
 
-def _ask_all(target: Target, deadline: Deadline) -> Link:
+def _ask_all(target: ConnectionConfig, deadline: Deadline) -> ClientConnection:
     """Ask each server once, the last known leader first, then whom a standby names."""
-    route, said = target.route, dict[Place, StoreConnectionError]()
-    left = list(route.order())
+    servers, said = target.servers, dict[Endpoint, StoreConnectionError]()
+    left = list(servers.order())
     limit = HANDSHAKE_SECONDS if len(left) == 1 else HANDSHAKE_OF_SEVERAL_SECONDS
     while left:
         try:
-            sock, place = connect(left, deadline)
+            sock, endpoint = connect(left, deadline)
         except UnreachedError as error:
             said |= _unreached(error, deadline, alone=len(left) + len(said) == 1)
             break
-        left.remove(place)
+        left.remove(endpoint)
         try:
-            link = _attempt(sock, place, target, Deadline(deadline.capped(limit)))
+            link = _attempt(sock, endpoint, target, Deadline(deadline.capped(limit)))
         except StoreConnectionError as error:
-            said[place] = error
+            said[endpoint] = error
             leader = error.leader if isinstance(error, StandbyError) else None
             if leader is not None and leader not in said:
                 left = list(dict.fromkeys((leader, *left)))
         else:
-            route.found(place)
-            link.place = place
+            servers.found(endpoint)
+            link.endpoint = endpoint
             return link
-    for place in said:
-        route.failed(place)
+    for endpoint in said:
+        servers.failed(endpoint)
     raise _nobody(said, deadline)
 
 
 def _unreached(
     error: UnreachedError, deadline: Deadline, alone: bool
-) -> dict[Place, StoreConnectionError]:
-    said: dict[Place, StoreConnectionError] = {}
-    for place, (seen, addresses) in error.errors.items():
+) -> dict[Endpoint, StoreConnectionError]:
+    said: dict[Endpoint, StoreConnectionError] = {}
+    for endpoint, (seen, addresses) in error.errors.items():
         text = f"{what_was_seen(seen, addresses)} ({resolved_to(addresses)})"
         if alone:
-            text = explain_failure(place, seen, addresses, deadline)
-        said[place] = StoreConnectionError(text)
-        said[place].__cause__ = seen
+            text = explain_failure(endpoint, seen, addresses, deadline)
+        said[endpoint] = StoreConnectionError(text)
+        said[endpoint].__cause__ = seen
     return said
 
 
-def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> StoreConnectionError:
+def _nobody(said: dict[Endpoint, StoreConnectionError], deadline: Deadline) -> StoreConnectionError:
     """Return the error for an attempt at all servers that found no leader."""
     errors = list(said.values())
     if len(errors) == 1:
         return errors[0]
     final = all(isinstance(e, AuthenticationError | NotOurProtocolError) for e in errors)
     kind = type(errors[0]) if final else StoreConnectionError
-    each = "; ".join(f"{join_place(*place)}: {error}" for place, error in said.items())
+    each = "; ".join(f"{join_endpoint(*endpoint)}: {error}" for endpoint, error in said.items())
     text = (
         f"none of {len(said)} servers could be used after {deadline.elapsed():.1f} s: {each}. Of "
         "several endpoints nobody hosts by itself: start `rallypoint serve --state URL` at each"
@@ -299,7 +301,9 @@ def _nobody(said: dict[Place, StoreConnectionError], deadline: Deadline) -> Stor
     return kind(text)
 
 
-def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
+def _attempt(
+    sock: socket.socket, endpoint: Endpoint, target: ConnectionConfig, limit: Deadline
+) -> ClientConnection:
     """Do the handshake, with each of our tokens until the server knows one."""
     keys: list[Key | None] = [*for_run(parse(current(target.token)), target.run)]
     if target.token and not keys:
@@ -307,7 +311,7 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
         raise AuthenticationError(_not_for(target))
     keys = keys or [None]
     while True:
-        link = _secured(sock, place, target, limit)
+        link = _secured(sock, endpoint, target, limit)
         try:
             link.read_timeout(max(0.05, limit.remaining()))
             _shake_hands(link, target, keys[0])
@@ -317,13 +321,13 @@ def _attempt(sock: socket.socket, place: Place, target: Target, limit: Deadline)
             del keys[0]
             if not keys:
                 raise
-            sock = _again(place, limit)
+            sock = _again(endpoint, limit)
         except BaseException:
             link.close()
             raise
 
 
-def _shake_hands(link: Link, target: Target, key: Key | None) -> None:
+def _shake_hands(link: ClientConnection, target: ConnectionConfig, key: Key | None) -> None:
     """Prove to each other that both sides know the token; set `link.welcome`."""
     nonce = secrets.token_bytes(p.NONCE_BYTES)
     handshake = ClientHandshake(
@@ -336,7 +340,7 @@ def _shake_hands(link: Link, target: Target, key: Key | None) -> None:
     link.welcome = handshake.welcome
 
 
-def _received(link: Link) -> list[bytes]:
+def _received(link: ClientConnection) -> list[bytes]:
     try:
         return link.receive()
     except (NotOurProtocolError, AuthenticationError):
@@ -347,7 +351,7 @@ def _received(link: Link) -> list[bytes]:
         ) from error
 
 
-def _not_for(target: Target) -> str:
+def _not_for(target: ConnectionConfig) -> str:
     """Return what to do when no token is for this run."""
     said = f"none of this client's tokens is for run {target.run!r}"
     names = [key.run for key in parse(current(target.token)) if key.run is not None]
@@ -356,27 +360,29 @@ def _not_for(target: Target) -> str:
     return f"this client's token is for run {names[0]!r} alone: give --run-id {names[0]}"
 
 
-def _again(place: Place, limit: Deadline) -> socket.socket:
+def _again(endpoint: Endpoint, limit: Deadline) -> socket.socket:
     """Connect once more, for another token."""
     try:
-        return connect([place], limit)[0]
+        return connect([endpoint], limit)[0]
     except UnreachedError as error:
-        raise _unreached(error, limit, alone=True)[place] from error
+        raise _unreached(error, limit, alone=True)[endpoint] from error
 
 
-def _secured(sock: socket.socket, place: Place, target: Target, limit: Deadline) -> Link:
-    where = join_place(*place)
+def _secured(
+    sock: socket.socket, endpoint: Endpoint, target: ConnectionConfig, limit: Deadline
+) -> ClientConnection:
+    where = join_endpoint(*endpoint)
     if not target.tls.for_clients:
-        return Link(sock, where)
+        return ClientConnection(sock, where)
     import ssl  # slow to import, and rarely needed
 
     from rallypoint.net.tls_socket import TLSSocket
 
     try:
         sock.settimeout(max(0.05, limit.remaining()))
-        secured = TLSSocket(sock, target.tls, place[0])
+        secured = TLSSocket(sock, target.tls, endpoint[0])
         sock.settimeout(None)
-        return Link(secured, where, secured.binding)
+        return ClientConnection(secured, where, secured.binding)
     except BaseException as error:
         sock.close()
         if isinstance(error, ssl.SSLError):

@@ -23,7 +23,7 @@ import psutil
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import StoreConnectionError
-from rallypoint.net.endpoints import Place, join_place
+from rallypoint.net.endpoints import Endpoint, join_endpoint
 
 STAGGER_SECONDS = 0.25  # RFC 8305, section 5: Connection Attempt Delay
 FIRST_PAUSE_SECONDS = 0.05
@@ -55,7 +55,7 @@ _TUNING += [
 ]
 
 
-class Attempt(Deadline):
+class CancellableDeadline(Deadline):
     """A deadline that can be called off: whoever connects by it gives up at the next look."""
 
     __slots__ = ()
@@ -73,38 +73,38 @@ class UnreachedError(StoreConnectionError):
         errors: what was seen last at each, and the addresses that it was resolved to.
     """
 
-    def __init__(self, errors: dict[Place, tuple[OSError, list[AddressInfo]]]) -> None:
-        super().__init__("; ".join(f"{join_place(*at)}: {e}" for at, (e, _) in errors.items()))
+    def __init__(self, errors: dict[Endpoint, tuple[OSError, list[AddressInfo]]]) -> None:
+        super().__init__("; ".join(f"{join_endpoint(*at)}: {e}" for at, (e, _) in errors.items()))
         self.errors = errors
 
 
-def connect(places: Sequence[Place], deadline: Deadline) -> tuple[socket.socket, Place]:
+def connect(endpoints: Sequence[Endpoint], deadline: Deadline) -> tuple[socket.socket, Endpoint]:
     """Return a connected socket, and to which server.
 
     One attempt: all addresses of all servers, each once.
 
     Args:
-        places: name or IP address, resolved anew, and TCP port; those first are tried first.
+        endpoints: name or IP address, resolved anew, and TCP port; those first are tried first.
         deadline: until when to try.
 
     Raises UnreachedError.
     """
-    if len(places) == 1 and (sock := _at_once(places[0], deadline)) is not None:
-        return sock, places[0]
+    if len(endpoints) == 1 and (sock := _at_once(endpoints[0], deadline)) is not None:
+        return sock, endpoints[0]
     race = _Race(deadline)
     try:
-        return race.run(places)
+        return race.run(endpoints)
     finally:
         race.close()
 
 
-def _at_once(place: Place, deadline: Deadline) -> socket.socket | None:
+def _at_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket | None:
     """Connect to a plain address with a third of the system calls; None: the race shall find out.
 
     Nobody else is to be tried, so the call may block as long as the race would wait before it
     tries the next. Only where a kernel ends a blocking connect after SO_SNDTIMEO.
     """
-    if sys.platform != "linux" or not _is_ipv4(place[0]):
+    if sys.platform != "linux" or not _is_ipv4(endpoint[0]):
         return None
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if sock.gettimeout() is not None:  # the program has set a default (socket.setdefaulttimeout)
@@ -112,7 +112,7 @@ def _at_once(place: Place, deadline: Deadline) -> socket.socket | None:
     seconds = max(0.001, deadline.capped(STAGGER_SECONDS))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_limit(seconds))
     with contextlib.suppress(OSError):  # reset already
-        if sock.connect_ex(place) == 0 and sock.getsockname()[1] != place[1]:  # see `_end`
+        if sock.connect_ex(endpoint) == 0 and sock.getsockname()[1] != endpoint[1]:  # see `_end`
             _tune(sock)
             return sock
     sock.close()
@@ -134,14 +134,14 @@ def wait_before_next(pause: float, deadline: Deadline) -> float:
 
 
 def explain_failure(
-    place: Place, error: OSError, addresses: list[AddressInfo], deadline: Deadline
+    endpoint: Endpoint, error: OSError, addresses: list[AddressInfo], deadline: Deadline
 ) -> str:
     """Return what a user needs to know about a server that cannot be reached."""
     return (
-        f"cannot reach {join_place(*place)} ({resolved_to(addresses)}) after "
+        f"cannot reach {join_endpoint(*endpoint)} ({resolved_to(addresses)}) after "
         f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}. This machine's "
         f"addresses are {', '.join(own_addresses())}. If the server belongs on this machine, "
-        f"start `rallypoint serve --bind ADDRESS:{place[1]}` (a handler: is_host=true) "
+        f"start `rallypoint serve --bind ADDRESS:{endpoint[1]}` (a handler: is_host=true) "
         "here; otherwise check the endpoint and start it there"
     )
 
@@ -187,8 +187,8 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[AddressInfo]:
 class _Lookup:
     """A name that is being resolved in a thread; `done` can be read once it is."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._answer: list[AddressInfo] | OSError | None = None
         self.done, told = socket.socketpair()
         name = "rallypoint-resolve"
@@ -197,14 +197,14 @@ class _Lookup:
     def _ask(self, told: socket.socket) -> None:
         with told:  # its end is what `done` reads
             try:
-                self._answer = _look_up(*self.place)
+                self._answer = _look_up(*self.endpoint)
             except OSError as error:
                 self._answer = error
 
     def result(self) -> list[AddressInfo]:
         """Return the addresses (OSError; TimeoutError when they are not known yet)."""
         if self._answer is None:
-            what = f"the name {self.place[0]!r} was not resolved in time"
+            what = f"the name {self.endpoint[0]!r} was not resolved in time"
             raise TimeoutError(errno.ETIMEDOUT, what)
         if isinstance(self._answer, OSError):
             raise self._answer
@@ -251,9 +251,9 @@ class _Race:
         self._deadline = deadline
         self._limit = Deadline(deadline.capped(LOOKUP_SECONDS))
         self._selector = selectors.DefaultSelector()
-        self._waiting: list[tuple[int, Place, AddressInfo]] = []
-        self._found: dict[Place, list[AddressInfo]] = {}
-        self._last: dict[Place, OSError] = {}
+        self._waiting: list[tuple[int, Endpoint, AddressInfo]] = []
+        self._found: dict[Endpoint, list[AddressInfo]] = {}
+        self._last: dict[Endpoint, OSError] = {}
         self._begun = False
 
     def close(self) -> None:
@@ -264,10 +264,10 @@ class _Race:
                 sock.close()
         self._selector.close()
 
-    def run(self, places: Sequence[Place]) -> tuple[socket.socket, Place]:
+    def run(self, endpoints: Sequence[Endpoint]) -> tuple[socket.socket, Endpoint]:
         """Return who was first (UnreachedError)."""
-        for place in places:
-            self._look_up(place)
+        for endpoint in endpoints:
+            self._look_up(endpoint)
         while self._waiting or self._selector.get_map():
             if self._waiting and not self._begin(*self._waiting.pop(0)[1:]):
                 continue
@@ -279,37 +279,37 @@ class _Race:
                     return sock, key.data
             if self._limit.expired() or self._deadline.expired():
                 break
-        raise UnreachedError({place: self._seen(place) for place in places})
+        raise UnreachedError({endpoint: self._seen(endpoint) for endpoint in endpoints})
 
-    def _seen(self, place: Place) -> tuple[OSError, list[AddressInfo]]:
-        addresses = self._found.get(place, [])
+    def _seen(self, endpoint: Endpoint) -> tuple[OSError, list[AddressInfo]]:
+        addresses = self._found.get(endpoint, [])
         what = "no address answered in time"
         if not addresses:
-            what = f"the name {place[0]!r} was not resolved in time"
-        return self._last.get(place) or TimeoutError(errno.ETIMEDOUT, what), addresses
+            what = f"the name {endpoint[0]!r} was not resolved in time"
+        return self._last.get(endpoint) or TimeoutError(errno.ETIMEDOUT, what), addresses
 
-    def _look_up(self, place: Place) -> None:
-        if _is_ip(place[0]):
-            self._resolved(place, lambda: _look_up(*place))
+    def _look_up(self, endpoint: Endpoint) -> None:
+        if _is_ip(endpoint[0]):
+            self._resolved(endpoint, lambda: _look_up(*endpoint))
         else:
-            lookup = _Lookup(place)
+            lookup = _Lookup(endpoint)
             self._selector.register(lookup.done, selectors.EVENT_READ, lookup)
 
     def _looked_up(self, lookup: _Lookup) -> None:
         self._selector.unregister(lookup.done)
         lookup.done.close()
-        self._resolved(lookup.place, lookup.result)
+        self._resolved(lookup.endpoint, lookup.result)
 
-    def _resolved(self, place: Place, answer: Callable[[], list[AddressInfo]]) -> None:
+    def _resolved(self, endpoint: Endpoint, answer: Callable[[], list[AddressInfo]]) -> None:
         try:
-            addresses = self._found[place] = answer()
+            addresses = self._found[endpoint] = answer()
         except OSError as error:
-            self._last[place] = error
+            self._last[endpoint] = error
             return
-        self._waiting += [(i, place, info) for i, info in enumerate(addresses)]
+        self._waiting += [(i, endpoint, info) for i, info in enumerate(addresses)]
         self._waiting.sort(key=lambda entry: entry[0])  # stable: servers in their order
 
-    def _begin(self, place: Place, info: AddressInfo) -> bool:
+    def _begin(self, endpoint: Endpoint, info: AddressInfo) -> bool:
         """Start to connect; False if that failed at once."""
         if not self._begun:
             self._begun, self._limit = True, Deadline(self._deadline.capped(ATTEMPT_SECONDS))
@@ -317,15 +317,15 @@ class _Race:
         try:
             sock = socket.socket(family, kind, proto)
         except OSError as error:
-            self._last[place] = error
+            self._last[endpoint] = error
             return False
         sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
             sock.close()
-            self._last[place] = OSError(code, os.strerror(code))
+            self._last[endpoint] = OSError(code, os.strerror(code))
             return False
-        self._selector.register(sock, selectors.EVENT_WRITE, place)
+        self._selector.register(sock, selectors.EVENT_WRITE, endpoint)
         return True
 
     def _ended(self, key: selectors.SelectorKey) -> socket.socket | None:

@@ -1,10 +1,11 @@
-"""Where servers are: reading `host:port`, alone or in a list, and which of a list to ask.
+"""Endpoints of servers: parsing `host:port`, alone or in a list, and which server to try first.
 
     a:29400                   one server
     a:29400,b:29400           servers of which one leads and the others stand by
 
-A list has no order but that of trying: whoever stands by says who leads, the client goes there
-at once, and `Route` remembers it for all clients of one process that share a target.
+The order of a list is only the order of the first tries. A standby server names the leader, the
+client goes there at once, and `ServerList` remembers it for all clients of a process that share
+a configuration.
 """
 
 import ipaddress
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from rallypoint.errors import ParameterError
 from rallypoint.net.protocol import DEFAULT_PORT
 
-Place = tuple[str, int]
+Endpoint = tuple[str, int]
 """Host and port of a server."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
@@ -43,15 +44,18 @@ def is_ipv6(host: str) -> bool:
         return False
 
 
-def join_place(host: str, port: int) -> str:
-    """Return host and port as one text; an IPv6 address gets its brackets."""
+def join_endpoint(host: str, port: int) -> str:
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse_place(endpoint: str | None, default_port: int = DEFAULT_PORT) -> Place:
-    """Return host and port of `host`, `host:port`, `[v6]:port`, `[v6]` or a bare IPv6 address.
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int = DEFAULT_PORT) -> Endpoint:
+    """Return host and port of one endpoint.
 
-    An empty endpoint is localhost with the default port.
+    Args:
+        endpoint: `host`, `host:port`, `[v6]:port`, `[v6]` or a bare IPv6 address; empty:
+            localhost.
+        default_port: the port where the endpoint names none.
 
     Raises:
         ParameterError: names the endpoint, what is wrong with it and what is allowed.
@@ -89,32 +93,28 @@ def is_list(endpoint: object) -> bool:
     return isinstance(endpoint, str) and "," in endpoint
 
 
-def parse_places(endpoint: str | None, default_port: int = DEFAULT_PORT) -> tuple[Place, ...]:
+def parse_endpoints(endpoint: str | None, default_port: int = DEFAULT_PORT) -> tuple[Endpoint, ...]:
     """Return the servers of `a:29400` or `a:29400,b:29400`, each once, in their order.
 
-    Raises:
-        ParameterError: as `parse_place`, or a list with nothing between two commas.
+    Raises ParameterError, also for a list with nothing between two commas.
     """
     if endpoint is None or not is_list(endpoint):
-        return (parse_place(endpoint, default_port),)
+        return (parse_rendezvous_endpoint(endpoint, default_port),)
     parts = [part.strip() for part in endpoint.split(",")]
     if not all(parts):
         raise _wrong(endpoint, "a host is missing between the commas")
-    return tuple(dict.fromkeys(parse_place(part, default_port) for part in parts))
+    return tuple(dict.fromkeys(parse_rendezvous_endpoint(part, default_port) for part in parts))
 
 
-def servers(host: str, port: int) -> tuple[Place, ...]:
-    """Return the servers of a host and a port, where the host may be a list with ports.
-
-    Raises ParameterError.
-    """
+def server_endpoints(host: str, port: int) -> tuple[Endpoint, ...]:
+    """Return the servers of a host and a port; the host may be a list (ParameterError)."""
     if not isinstance(host, str):
         raise _wrong(host, "not a text; several servers are one text with commas, 'a:1,b:1'")
-    return parse_places(host, port) if is_list(host) else ((host, port),)
+    return parse_endpoints(host, port) if is_list(host) else ((host, port),)
 
 
 def one_host(endpoint: str) -> None:
-    """Refuse to host at one of a list (ParameterError): who leads is decided elsewhere."""
+    """Raise ParameterError for a list: its servers elect a leader, so no node hosts there."""
     if is_list(endpoint):
         raise ParameterError(
             f"endpoint={endpoint!r}: is_host=true with several endpoints: of a list nobody hosts "
@@ -123,51 +123,51 @@ def one_host(endpoint: str) -> None:
 
 
 @dataclass
-class Route:
-    """The servers that a client may ask, and what it knows of them. Thread-safe.
+class ServerList:
+    """The servers that a client may try, and what it knows of them. Thread-safe.
 
     Args:
-        places: as the user gave them.
+        endpoints: as the user gave them.
     """
 
-    places: tuple[Place, ...]
-    _leader: Place | None = None
-    _failed: Place | None = None
+    endpoints: tuple[Endpoint, ...]
+    _leader: Endpoint | None = None
+    _failed: Endpoint | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
-    def leader(self) -> Place | None:
-        """Who led when last asked, None if that is not known."""
+    def leader(self) -> Endpoint | None:
+        """The last known leader, None if there is none."""
         return self._leader
 
     @property
     def several(self) -> bool:
-        """Whether there is another server to ask: of a list, or one that stood by and said so."""
-        return len(self.places) > 1 or self._leader not in (None, *self.places)
+        """Whether there is another server to try: of the list, or named by a standby server."""
+        return len(self.endpoints) > 1 or self._leader not in (None, *self.endpoints)
 
-    def order(self) -> tuple[Place, ...]:
-        """Return the servers to ask: who led last comes first, on the list or not.
+    def order(self) -> tuple[Endpoint, ...]:
+        """Return the servers in the order to try them: the last leader first, on the list or not.
 
-        Who failed last comes last: it may be stopped, and take connections nevertheless.
+        The server that failed last comes last: a stopped process may still accept connections.
         """
         if not self.several:
-            return self.places
+            return self.endpoints
         with self._lock:
             first = () if self._leader is None else (self._leader,)
-            last = tuple(place for place in self.places if place == self._failed)
-        middle = (place for place in self.places if place not in last)
+            last = tuple(endpoint for endpoint in self.endpoints if endpoint == self._failed)
+        middle = (endpoint for endpoint in self.endpoints if endpoint not in last)
         return tuple(dict.fromkeys((*first, *middle, *last)))
 
-    def found(self, place: Place) -> None:
-        """Remember who leads."""
+    def found(self, endpoint: Endpoint) -> None:
+        """Remember the leader."""
         with self._lock:
-            self._leader = place
-            if self._failed == place:
+            self._leader = endpoint
+            if self._failed == endpoint:
                 self._failed = None
 
-    def failed(self, place: Place | None) -> None:
-        """A server could not be used, or said nothing: it is not known to lead any more."""
+    def failed(self, endpoint: Endpoint | None) -> None:
+        """Remember a server that was unusable or silent; it no longer counts as the leader."""
         with self._lock:
-            self._failed = place
-            if self._leader == place:
+            self._failed = endpoint
+            if self._leader == endpoint:
                 self._leader = None

@@ -15,7 +15,7 @@ import msgspec
 
 from rallypoint.errors import AuthenticationError, ParameterError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.endpoints import Place, parse_place
+from rallypoint.net.endpoints import Endpoint, parse_rendezvous_endpoint
 from rallypoint.net.tokens import EVERYTHING, Key, Keyring, Rights
 
 SOFTWARE = "rallypoint-python"
@@ -37,7 +37,7 @@ class StandbyError(StoreConnectionError):
         leader: the server that leads, None if there is none or it is not known.
     """
 
-    def __init__(self, text: str, leader: Place | None) -> None:
+    def __init__(self, text: str, leader: Endpoint | None) -> None:
         super().__init__(text)
         self.leader = leader
 
@@ -62,9 +62,9 @@ def goodbye_error(where: str, body: p.Goodbye) -> StoreConnectionError:
     return kind(f"the server at {where} closed the connection: {body.reason}")
 
 
-def _leader(body: p.Goodbye) -> Place | None:
+def _leader(body: p.Goodbye) -> Endpoint | None:
     try:
-        return parse_place(body.leader) if body.leader else None
+        return parse_rendezvous_endpoint(body.leader) if body.leader else None
     except ParameterError:
         return None  # an address format of a newer server: the reason names it for people
 

@@ -313,6 +313,16 @@ FAIL_FAULT = "fault"
 FAIL_LIMIT = "limit"
 FAIL_DENIED = "denied"
 
+TLS_ALERT = b"\x15\x03"
+_FIRST_BYTES = (
+    (b"HTTP/", "an HTTP server"),
+    (b"SSH-", "an SSH server"),
+    (TLS_ALERT, "a server that speaks TLS"),
+    (b"\x16\x03", "a server that speaks TLS"),
+    (b"-ERR", "a Redis server"),
+    (b"\x00\x00\x12\x04", "a gRPC (HTTP/2) server, such as etcd"),
+)
+
 _encode, _header = msgspec.msgpack.Encoder().encode, HEADER.pack
 
 
@@ -355,3 +365,13 @@ def proof(
     parts = (b"rallypoint/1", role, hello.nonce, server_nonce, hello.client, run, key, binding)
     message = b"".join(HEADER.pack(len(part)) + part for part in parts)
     return hmac.digest(token, message, "sha256")
+
+
+def who_speaks(head: bytes) -> str:
+    """Return what kind of server sent these first bytes, "" if that is not known."""
+    return next((name for start, name in _FIRST_BYTES if head.startswith(start)), "")
+
+
+def speaks_tls(head: bytes) -> bool:
+    """Return whether the first bytes are those of TLS: an alert, or a handshake."""
+    return "TLS" in who_speaks(head)

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from rallypoint.errors import RendezvousGracefulExitError as RendezvousGracefulExitError
     from rallypoint.errors import RendezvousStateError as RendezvousStateError
     from rallypoint.errors import RendezvousTimeoutError as RendezvousTimeoutError
-    from rallypoint.net.addresses import (
-        parse_rendezvous_endpoint as parse_rendezvous_endpoint,
-    )
+    from rallypoint.net.endpoints import parse_rendezvous_endpoint as parse_rendezvous_endpoint
     from rallypoint.rendezvous.api import RendezvousHandler as RendezvousHandler
     from rallypoint.rendezvous.api import RendezvousHandlerCreator as RendezvousHandlerCreator
     from rallypoint.rendezvous.api import RendezvousInfo as RendezvousInfo
@@ -66,7 +64,7 @@ _MODULES = {
         "RendezvousClosedError RendezvousConnectionError RendezvousError "
         "RendezvousGracefulExitError RendezvousStateError RendezvousTimeoutError"
     ),
-    "rallypoint.net.addresses": "parse_rendezvous_endpoint",
+    "rallypoint.net.endpoints": "parse_rendezvous_endpoint",
     _HERE + "api": "RendezvousHandler RendezvousHandlerCreator RendezvousInfo RendezvousStoreInfo",
     _HERE + "serverless.backends.contract": "RendezvousBackend Token",
     _HERE + "serverless.backends.engine": "EngineRendezvousBackend",

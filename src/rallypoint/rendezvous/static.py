@@ -24,12 +24,8 @@ from rallypoint.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from rallypoint.net.addresses import (
-    join_endpoint,
-    local_address,
-    parse_rendezvous_endpoint,
-    propose_port,
-)
+from rallypoint.net.addresses import local_address, propose_port
+from rallypoint.net.endpoints import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.net.tls import TLS, read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import defaults

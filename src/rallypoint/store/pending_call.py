@@ -10,7 +10,7 @@ from rallypoint.store.failures import error_of
 ANSWER_MARGIN_SECONDS = 10.0  # beyond the call's own limit, for a server that is held up
 
 
-class Slot:
+class PendingCall:
     """Its request, its waiting thread and, once there, its answer.
 
     Args:

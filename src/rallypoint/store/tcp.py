@@ -33,12 +33,18 @@ from rallypoint.errors import (
 )
 from rallypoint.hosting.in_process import HostedServer, start_for_store
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, NotOurProtocolError, Target, goodbye_error, open_link
-from rallypoint.net.endpoints import servers
+from rallypoint.net.connection import (
+    ClientConnection,
+    ConnectionConfig,
+    NotOurProtocolError,
+    goodbye_error,
+    open_connection,
+)
+from rallypoint.net.endpoints import server_endpoints
 from rallypoint.net.tls import TLS, read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
-from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, Slot
+from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, PendingCall
 
 BYE_SECONDS = 1.0  # what `close` waits for a frame that is being sent
 LOOK_SECONDS = 3.0  # how often a blocked leader looks at its deadline, and for signs of life
@@ -87,7 +93,9 @@ class TCPStore(Store):
         if not 0 < port < 65536:
             raise ParameterError(f"port={port}: must be 1 to 65535 (0 only with is_master)")
         try:
-            self._connect(Target.at(servers(host_name, port), run, secret, files))
+            self._connect(
+                ConnectionConfig.at(server_endpoints(host_name, port), run, secret, files)
+            )
             if world_size is not None and wait_for_workers:
                 self._wait_for_workers(world_size)
         except BaseException:
@@ -95,7 +103,9 @@ class TCPStore(Store):
             raise
 
     @classmethod
-    def at(cls, target: Target, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS) -> "TCPStore":
+    def at(
+        cls, target: ConnectionConfig, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS
+    ) -> "TCPStore":
         """Return a client of the store that a target names; see the constructor."""
         store = cls.__new__(cls)
         store._timeout_seconds, store.server = seconds(timeout), None
@@ -108,21 +118,21 @@ class TCPStore(Store):
         if self.server is not None:
             self.server.stop()
 
-    def _connect(self, target: Target) -> None:
+    def _connect(self, target: ConnectionConfig) -> None:
         self.target = target
         self.host, self.port = target.host, target.port
         self._pid = os.getpid()
         self._lock = threading.Lock()  # ids, slots, and who leads; never held while waiting
         self._sending = threading.Lock()  # one frame after the other
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, PendingCall] = {}
         self._acked: list[int] = []  # answered while an older call still waits
         self._last_id = 0
         self._leading = self._closed = False
-        self._asked_in: Link | None = None  # which owes us a sign of life
+        self._asked_in: ClientConnection | None = None  # which owes us a sign of life
         self._link = self._open(Deadline(self._timeout_seconds))
 
-    def _open(self, deadline: Deadline) -> Link:
-        link = open_link(self.target, deadline)
+    def _open(self, deadline: Deadline) -> ClientConnection:
+        link = open_connection(self.target, deadline)
         link.read_timeout(LOOK_SECONDS)
         return link
 
@@ -175,7 +185,7 @@ class TCPStore(Store):
     def _call(self, request: p.StoreRequest, timeout: float) -> Any:
         if self._pid != os.getpid():
             raise self._unusable()
-        slot = Slot(request, timeout)
+        slot = PendingCall(request, timeout)
         with self._lock:
             if self._closed:
                 raise self._unusable()
@@ -200,7 +210,7 @@ class TCPStore(Store):
             return answer.result
         raise slot.error(self.target.where)
 
-    def _enter(self, slot: Slot) -> bytes:
+    def _enter(self, slot: PendingCall) -> bytes:
         """Take in a new call; return it as a frame."""
         slots = self._slots
         acked: tuple[int, ...] = ()
@@ -220,13 +230,13 @@ class TCPStore(Store):
         return data
 
     @staticmethod
-    def _send(link: Link, data: bytes) -> None:
+    def _send(link: ClientConnection, data: bytes) -> None:
         try:
             link.send(data)
         except StoreConnectionError:
             link.interrupt()  # the reader, this thread or another, sees and reconnects
 
-    def _line_up(self, slot: Slot) -> None:
+    def _line_up(self, slot: PendingCall) -> None:
         """Lead, or wait until who leads has the answer or passes the lead on."""
         with self._lock:
             if slot.answer is not None:
@@ -238,7 +248,7 @@ class TCPStore(Store):
             slot.woken.acquire()
         slot.woken.acquire(timeout=min(slot.remaining(), threading.TIMEOUT_MAX))
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, slot: PendingCall) -> None:
         slots = self._slots
         del slots[slot.id]
         if not slots:
@@ -265,7 +275,7 @@ class TCPStore(Store):
                 slot.woken.release()
                 return
 
-    def _lead(self, own: Slot) -> None:
+    def _lead(self, own: PendingCall) -> None:
         """Read and hand out answers until one's own has come."""
         while own.answer is None:
             link = self._link
@@ -289,12 +299,12 @@ class TCPStore(Store):
             except msgspec.DecodeError as error:
                 self._reconnect(own, StoreConnectionError(f"{self.target.where}: {error}"))
 
-    def _ask_for_life(self, link: Link) -> None:
+    def _ask_for_life(self, link: ClientConnection) -> None:
         """Of several servers another one may lead by now: leave one that says nothing."""
         if self._asked_in is link:
-            self.target.route.failed(link.place)
+            self.target.servers.failed(link.endpoint)
             raise StoreConnectionError(f"the server at {link.where} says nothing")
-        if self.target.route.several and self._sending.acquire(blocking=False):
+        if self.target.servers.several and self._sending.acquire(blocking=False):
             self._asked_in = link  # else somebody sends just now, or tries to
             try:
                 link.send(_BEAT)
@@ -313,7 +323,7 @@ class TCPStore(Store):
                 self._answer(slot, body)
 
     @staticmethod
-    def _answer(slot: Slot, answer: p.Reply | p.Failure | StoreConnectionError) -> None:
+    def _answer(slot: PendingCall, answer: p.Reply | p.Failure | StoreConnectionError) -> None:
         if slot.answer is not None:
             return  # the same answer to a call that was sent again
         slot.answer = answer
@@ -327,7 +337,7 @@ class TCPStore(Store):
 
     # -- after a cut ----------------------------------------------------------------------
 
-    def _reconnect(self, own: Slot, error: StoreConnectionError) -> None:
+    def _reconnect(self, own: PendingCall, error: StoreConnectionError) -> None:
         """Connect again and send what was not answered; or fail the calls in doubt."""
         while own.answer is None:
             before = self._link.welcome
@@ -349,7 +359,7 @@ class TCPStore(Store):
             else:
                 return
 
-    def _reopen(self, own: Slot) -> Link | None:
+    def _reopen(self, own: PendingCall) -> ClientConnection | None:
         link = None
         if not self._closed:
             try:
@@ -369,7 +379,7 @@ class TCPStore(Store):
         return link
 
     def _send_again(
-        self, link: Link, known: bool, own: Slot, error: StoreConnectionError
+        self, link: ClientConnection, known: bool, own: PendingCall, error: StoreConnectionError
     ) -> list[bytes]:
         """Make it the link, and send the calls under way; return what was answered meanwhile."""
         with self._sending:

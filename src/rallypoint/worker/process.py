@@ -129,20 +129,22 @@ def open_store(environ: Mapping[str, str], tls: "TLS | None" = None) -> Store:
 
 
 def _tcp_store(text: str, environ: Mapping[str, str], wrong: str, tls: "TLS | None") -> Store:
-    from rallypoint.net.connection import Target
-    from rallypoint.net.endpoints import parse_places
+    from rallypoint.net.connection import ConnectionConfig
+    from rallypoint.net.endpoints import parse_endpoints
     from rallypoint.net.tls import read_tls
     from rallypoint.net.token_sources import read_token
     from rallypoint.store.tcp import TCPStore
 
     try:
-        places = parse_places(text, default_port=0)
+        places = parse_endpoints(text, default_port=0)
     except ParameterError as error:
         raise ParameterError(f"{wrong} ({error})") from error
     if not all(port for _, port in places):
         raise ParameterError(wrong)
     run, token = _text(environ, "RALLYPOINT_RUN_ID"), environ.get("RALLYPOINT_TOKEN")
-    return TCPStore.at(Target.at(places, run, read_token(token or None), tls or read_tls()))
+    return TCPStore.at(
+        ConnectionConfig.at(places, run, read_token(token or None), tls or read_tls())
+    )
 
 
 def store() -> Store:

@@ -21,7 +21,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.hosting import host as hosting
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator, create_handler
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters
@@ -339,7 +339,7 @@ def test_only_in_its_first_join_a_node_tries_again(
 
 
 def test_a_server_that_comes_after_the_shutdown_is_ended(port: int) -> None:
-    coordinator = HostedCoordinator(Target("127.0.0.1", port, "run"), 15.0)
+    coordinator = HostedCoordinator(ConnectionConfig("127.0.0.1", port, "run"), 15.0)
     coordinator.shutdown(Deadline(1))
     coordinator.host(EmbeddedServer("127.0.0.1", port, Options()))
     EmbeddedServer("127.0.0.1", port, Options()).stop()

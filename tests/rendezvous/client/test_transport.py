@@ -13,7 +13,7 @@ import pytest
 from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousConnectionError, RendezvousStateError
-from rallypoint.net.connection import Target
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.session import Session
 from rallypoint.rendezvous.client.transport import Transport
@@ -31,7 +31,7 @@ def _make() -> Iterator[Make]:
     made: list[Transport] = []
 
     def make(port: int, lease: float = 15.0, token: bytes = b"") -> Transport:
-        target = Target("127.0.0.1", port, "run", token)
+        target = ConnectionConfig("127.0.0.1", port, "run", token)
         made.append(Transport(target, Session("run", target.where, lease)))
         return made[-1]
 

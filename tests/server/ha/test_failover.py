@@ -17,8 +17,8 @@ from rallypoint.errors import (
     JournalError,
     StoreConnectionError,
 )
-from rallypoint.net.connection import Target
-from rallypoint.net.endpoints import parse_places
+from rallypoint.net.connection import ConnectionConfig
+from rallypoint.net.endpoints import parse_endpoints
 from rallypoint.net.listener import listen
 from rallypoint.net.tls import TLS
 from rallypoint.rendezvous.client.coordinator import create_handler
@@ -64,15 +64,15 @@ def _pair(start: Start) -> tuple[InTurn, InTurn]:
 
 
 def store_at(*servers: InTurn) -> TCPStore:
-    places = parse_places(",".join(server.where for server in servers))
-    return TCPStore.at(Target.at(places, "run"), 20)
+    places = parse_endpoints(",".join(server.where for server in servers))
+    return TCPStore.at(ConnectionConfig.at(places, "run"), 20)
 
 
 def test_standby_sends_clients_to_the_leader(pair: tuple[InTurn, InTurn]) -> None:
     first, second = pair
     with store_at(second) as store:
         store.set("key", b"value")
-        assert store.target.route.leader == parse_places(first.where)[0]
+        assert store.target.servers.leader == parse_endpoints(first.where)[0]
     assert first.servers[-1].role.startswith("leads, in epoch ")
     assert second.servers[-1].role == f"stands by; {first.where} leads, in epoch 1"
 
@@ -149,7 +149,9 @@ def test_with_tls_the_named_leader_is_verified(start: Start, tmp_path: Path) -> 
     first.leads()
     second = start("b", token=b"secret", tls=tls)
     second.stands_by()
-    target = Target.at(parse_places(second.where), "run", b"secret", TLS(ca=str(files.ca)))
+    target = ConnectionConfig.at(
+        parse_endpoints(second.where), "run", b"secret", TLS(ca=str(files.ca))
+    )
     with TCPStore.at(target, 20) as store:
         assert store.add("count", 1) == 1
         first.stop()
@@ -159,7 +161,9 @@ def test_with_tls_the_named_leader_is_verified(start: Start, tmp_path: Path) -> 
 def test_unknown_token_is_refused_by_all_servers(start: Start) -> None:
     first, second = start("a", token=b"one"), start("b", token=b"one")
     with pytest.raises(AuthenticationError, match="none of 2 servers"):
-        TCPStore.at(Target.at(parse_places(f"{first.where},{second.where}"), "run", b"no"), 20)
+        TCPStore.at(
+            ConnectionConfig.at(parse_endpoints(f"{first.where},{second.where}"), "run", b"no"), 20
+        )
 
 
 # -- what cannot be gone on with --------------------------------------------------------------
@@ -185,7 +189,7 @@ def test_database_down_at_the_start_is_retried_for_a_while(
     monkeypatch.setattr(module, "START_SECONDS", 0.3)
     server = start("a", engine=Broken(StoreConnectionError("memory cannot be reached")))
     with pytest.raises(StoreConnectionError, match=r"nobody is known to lead .memory cannot be"):
-        TCPStore.at(Target.at(parse_places(server.where), "run"), 0.01)
+        TCPStore.at(ConnectionConfig.at(parse_endpoints(server.where), "run"), 0.01)
     error = server.ended()
     assert isinstance(error, JournalError)
     assert str(error) == "memory cannot be reached (tried for 0 s)"

@@ -9,7 +9,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Entry
 from rallypoint.engines.election import Leader, Term
 from rallypoint.errors import AuthenticationError
-from rallypoint.net.connection import Target, open_link
+from rallypoint.net.connection import ConnectionConfig, open_connection
 from rallypoint.net.handshake import StandbyError
 from rallypoint.net.listener import listen
 from rallypoint.rendezvous.reports.status import ServerStatus
@@ -73,10 +73,14 @@ def _port() -> Iterator[int]:
 
 def test_standby_names_the_leader_only_to_proved_clients(port: int) -> None:
     with pytest.raises(StandbyError) as caught:
-        open_link(Target("127.0.0.1", port, "run", b"secret"), Deadline(1), once=True)
+        open_connection(
+            ConnectionConfig("127.0.0.1", port, "run", b"secret"), Deadline(1), once=True
+        )
     assert "b:2" in str(caught.value)
     with pytest.raises(AuthenticationError) as refused:
-        open_link(Target("127.0.0.1", port, "run", b"another"), Deadline(20), once=True)
+        open_connection(
+            ConnectionConfig("127.0.0.1", port, "run", b"another"), Deadline(20), once=True
+        )
     assert "b:2" not in str(refused.value)
 
 

@@ -25,7 +25,7 @@ from rallypoint.errors import (
     StoreLimitError,
 )
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Target, open_link
+from rallypoint.net.connection import ConnectionConfig, open_connection
 from rallypoint.net.listener import listen
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client.timing import absence_seconds
@@ -529,7 +529,7 @@ def test_ending_server_stores_everything_and_says_where() -> None:
     shelf = Shelf()
 
     def work(port: int, server: Server) -> None:
-        link = open_link(Target("127.0.0.1", port, "run"), Deadline(20))
+        link = open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(20))
         link.read_timeout(20)
         with closing(link):
             link.send(p.frame(p.Call(1, 1, p.Add("n", 2))))
@@ -600,7 +600,9 @@ def test_full_journal_is_reported_and_fails_the_shutdown(
     monkeypatch.setattr(module, "STORE_SECONDS", 0.1)
 
     def look(port: int) -> str:
-        with closing(open_link(Target("127.0.0.1", port, "run"), Deadline(20))) as link:
+        with closing(
+            open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(20))
+        ) as link:
             link.sock.settimeout(20)
             link.send(p.frame(wire.Inquire(1, server=True)))
             answer = msgspec.msgpack.decode(link.receive()[0], type=wire.ServerBody)

@@ -19,8 +19,8 @@ from rallypoint.errors import (
 )
 from rallypoint.hosting.host import HostingRetry, host_if_ours
 from rallypoint.hosting.in_process import HostedServer, start_server
-from rallypoint.net.connection import Target
-from rallypoint.net.endpoints import parse_places
+from rallypoint.net.connection import ConnectionConfig
+from rallypoint.net.endpoints import parse_endpoints
 from rallypoint.net.tls import read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.rendezvous import wire
@@ -58,7 +58,7 @@ class HostedCoordinator(Coordinator):
 
     def __init__(
         self,
-        target: Target,
+        target: ConnectionConfig,
         lease_seconds: float,
         server: HostedServer | None = None,
         label: str = "",
@@ -66,7 +66,7 @@ class HostedCoordinator(Coordinator):
         self.target = target
         self.server = server
         self.hosting: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._session = Session(target.run, target.where, lease_seconds, target.route.several)
+        self._session = Session(target.run, target.where, lease_seconds, target.servers.several)
         self._transport = Transport(target, self._session)
         self._label = label
         self._store: LazyStore | None = None
@@ -267,7 +267,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     RALLYPOINT_TLS_CA and so on), and the settings of `RendezvousSettings`.
     """
     settings = RendezvousSettings.from_params(params)
-    places = parse_places(params.endpoint)
+    places = parse_endpoints(params.endpoint)
     token = read_token(params.get("token"), params.get("token_file"))
     insecure = bool(params.get_as_bool("insecure", False))
     tls, is_host = read_tls(params.config), params.get_as_bool("is_host")
@@ -282,7 +282,7 @@ def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     server = attempt()
     if server is not None:
         places = ((places[0][0], server.port),)
-    target = Target.at(places, params.run_id, token, tls)
+    target = ConnectionConfig.at(places, params.run_id, token, tls)
     coordinator = HostedCoordinator(target, settings.lease.total_seconds(), server)
     handler = DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "core")
     if server is None and is_host is None and len(places) == 1:

@@ -32,8 +32,8 @@ from rallypoint.errors import (
     StoreConnectionError,
 )
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import Link, Target, open_link
-from rallypoint.net.dialer import Attempt
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
+from rallypoint.net.dialer import CancellableDeadline
 from rallypoint.net.handshake import StandbyError
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client import timing
@@ -58,7 +58,7 @@ class Transport:
         session: of the node.
     """
 
-    def __init__(self, target: Target, session: Session) -> None:
+    def __init__(self, target: ConnectionConfig, session: Session) -> None:
         self.target = target
         self.session = session
         self.changed = threading.Condition()
@@ -69,12 +69,12 @@ class Transport:
         self._starting = threading.Lock()
         self._started = False
         self._stopping = threading.Event()
-        self._attempt: Attempt | None = None
+        self._attempt: CancellableDeadline | None = None
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._reader = 0  # which thread reads
         self._switch = threading.Lock()
-        self._link: Link | None = None
+        self._link: ClientConnection | None = None
         self._ready = False  # requests go out now; else the greetings make up for them
         self._away = True  # nobody reads: not connected yet, or not any more
         self._watched = False
@@ -115,9 +115,9 @@ class Transport:
             self._rest()
 
     def _open(self, deadline: Deadline) -> None:
-        self._attempt = Attempt(deadline.remaining())
+        self._attempt = CancellableDeadline(deadline.remaining())
         try:
-            link = open_link(self.target, self._attempt)
+            link = open_connection(self.target, self._attempt)
         except AuthenticationError as error:
             raise RendezvousConnectionError(str(error)) from error
         except StoreConnectionError as error:
@@ -276,7 +276,7 @@ class Transport:
             self._reactor.watch(self._link.sock, self)
             self._watched = True
 
-    def _borrow(self) -> Link | None:
+    def _borrow(self) -> ClientConnection | None:
         """Take the reading from the reactor; None if another thread reads, or nobody can."""
         if not self._reading.acquire(blocking=False):
             return None
@@ -293,7 +293,9 @@ class Transport:
             self._reactor.unwatch(self._link.sock)
         self._watched = False
 
-    def _read_until(self, link: Link, done: Callable[[], bool], deadline: Deadline) -> bool:
+    def _read_until(
+        self, link: ClientConnection, done: Callable[[], bool], deadline: Deadline
+    ) -> bool:
         try:
             while not done():
                 left = deadline.capped(LONGEST_READ_SECONDS)
@@ -354,7 +356,7 @@ class Transport:
             return self._heartbeat_at
         frame = self.session.heartbeat(silent, late)
         if frame is None:
-            self.target.route.failed(link.place)
+            self.target.servers.failed(link.endpoint)
             text = f"the server at {link.where} has said nothing for {silent:.1f} s"
             self._lost(link, StoreConnectionError(text))
         elif self._sending.acquire(blocking=False):  # else something else is sent just now
@@ -377,7 +379,7 @@ class Transport:
 
     # -- connections that come and go ---------------------------------------------------------
 
-    def _lost(self, link: Link, error: StoreConnectionError) -> None:
+    def _lost(self, link: ClientConnection, error: StoreConnectionError) -> None:
         """Reconnect in a thread that ends once that is done; once for each connection."""
         link.interrupt()  # threads that read or send in it return
         with self._switch:
@@ -403,9 +405,9 @@ class Transport:
         self.trouble = str(error)
         self.update(Session.disconnected)
         while not self._stopping.is_set():
-            self._attempt = Attempt(timing.ATTEMPT_SECONDS)
+            self._attempt = CancellableDeadline(timing.ATTEMPT_SECONDS)
             try:
-                link = open_link(self.target, self._attempt, once=True)
+                link = open_connection(self.target, self._attempt, once=True)
                 with self._sending:
                     if not self._use(link):
                         return
@@ -427,7 +429,7 @@ class Transport:
             self._rest()
             return
 
-    def _use(self, link: Link) -> bool:
+    def _use(self, link: ClientConnection) -> bool:
         """Make it the connection; `_sending` is held, so nothing comes before the greetings."""
         with self._switch:
             before, self._link = self._link, None if self._stopping.is_set() else link
@@ -441,7 +443,7 @@ class Transport:
         self.local_address = link.sock.getsockname()[0].split("%")[0]
         return True
 
-    def _free(self, link: Link) -> None:
+    def _free(self, link: ClientConnection) -> None:
         """Close a connection once no thread reads in it: its descriptor may be used again."""
         mine = self._reader == threading.get_ident()
         read = not mine and self._reading.acquire(timeout=STOP_SECONDS)

@@ -30,7 +30,7 @@ from rallypoint.errors import (
     JournalLostError,
 )
 from rallypoint.net.addresses import local_address
-from rallypoint.net.endpoints import join_place, parse_places
+from rallypoint.net.endpoints import join_endpoint, parse_endpoints
 from rallypoint.rendezvous import defaults
 from rallypoint.server.ha.leadership import RENEWALS, Leadership, LeaderStatus
 from rallypoint.server.ha.standby import StandbyServer
@@ -91,8 +91,8 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
     host, port = sockets[0].getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - read, not bound
         engine = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]
-        host = local_address(parse_places(engine)[0][0])
-    return join_place(str(host), port)
+        host = local_address(parse_endpoints(engine)[0][0])
+    return join_endpoint(str(host), port)
 
 
 class Failover:

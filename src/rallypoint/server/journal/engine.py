@@ -26,7 +26,7 @@ from rallypoint.errors import (
     StoreLimitError,
     StoreValueError,
 )
-from rallypoint.net.dialer import Attempt
+from rallypoint.net.dialer import CancellableDeadline
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.log_compaction import Segments, pack, replayed, unpack
 
@@ -65,7 +65,7 @@ class EngineJournal(Journal):
         self._entries: dict[int, Entry] = {}  # without their values
         self._segments = Segments()
         self._lock = threading.Lock()
-        self._attempt: Attempt | None = None
+        self._attempt: CancellableDeadline | None = None
         self._closed = False
 
     def may_answer(self) -> bool:
@@ -169,7 +169,7 @@ class EngineJournal(Journal):
         with self._lock:
             if self._closed:
                 raise JournalLostError(f"{self.where} is closed here")
-            attempt = self._attempt = Attempt(deadline.remaining())
+            attempt = self._attempt = CancellableDeadline(deadline.remaining())
         try:
             yield attempt
         except NotLeadingError as error:
