@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from rallypoint.core.advance import advance, timers
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -31,14 +30,15 @@ from rallypoint.core.events import (
 )
 from rallypoint.core.state import (
     PLACES,
+    Aspect,
     Closed,
     Failure,
     Gathering,
     LastCall,
     Node,
+    RunState,
     Sealed,
     Settings,
-    State,
     find,
     round_number,
 )
@@ -50,7 +50,7 @@ CASES = (
     Settings(min_nodes=1, max_nodes=1),
     Settings(min_nodes=1, max_nodes=2, max_restarts=0),
     Settings(min_nodes=2, max_nodes=3),
-    Settings(min_nodes=1, max_nodes=3, target_nodes=2, replacement_seconds=1.0),
+    Settings(min_nodes=1, max_nodes=3, target_nodes=2, replacement_wait_seconds=1.0),
 )
 SLOTS = ("node1", "node2", "node3")
 PHASES = ("Gathering", "LastCall", "Sealed", "Closed")
@@ -62,7 +62,7 @@ def explore() -> dict[Transition, dict[str, str]]:
     """Return for each change of phase the words for its events, each with its first reason."""
     found: dict[Transition, dict[str, str]] = {}
     for settings in CASES:
-        queue = deque([(State(run_id="demo"), 0)])
+        queue = deque([(RunState(run_id="demo"), 0)])
         seen = {key(queue[0][0])}
         while queue:
             state, depth = queue.popleft()
@@ -79,17 +79,17 @@ def explore() -> dict[Transition, dict[str, str]]:
     return found
 
 
-def name(state: State) -> str:
+def name(state: RunState) -> str:
     """Return the name of a state's phase."""
     return type(state.phase).__name__
 
 
-def number(state: State) -> int:
+def number(state: RunState) -> int:
     """Return the number of a state's round."""
     return round_number(state.phase)
 
 
-def key(state: State) -> tuple[object, ...]:
+def key(state: RunState) -> tuple[object, ...]:
     """Return what tells apart states that can go different ways; counters do not matter."""
     phase = state.phase
     flags: tuple[object, ...] = ()
@@ -107,7 +107,7 @@ def key(state: State) -> tuple[object, ...]:
     return (name(state), number(state) > 1, flags, members, state.restarts)
 
 
-def events(state: State, settings: Settings) -> Iterator[tuple[str, Event]]:
+def events(state: RunState, settings: Settings) -> Iterator[tuple[str, Event]]:
     """Yield what can happen in a state, with a word for it."""
     incarnation, current = state.incarnation, number(state)
     due = current if isinstance(state.phase, Sealed) else current - 1

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Exclude, Leave, Notify
+from rallypoint.core.state import Aspect
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     AuthenticationError,

@@ -10,12 +10,11 @@ from tests.integration.cluster import Cluster
 
 from rallypoint.cli import admin_commands, main
 from rallypoint.cli.admin_commands import Where, Whom, meant
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Close, Refusal
-from rallypoint.core.state import Verdict
+from rallypoint.core.state import Aspect, Verdict
 from rallypoint.errors import ParameterError
 from rallypoint.net.addresses import free_port
-from rallypoint.rendezvous.coordinator import Member, Order, Report
+from rallypoint.rendezvous.coordinator import NodeStatus, Order, Report
 from rallypoint.rendezvous.reports.status import RunStatus, run_status
 
 NODES = [
@@ -26,7 +25,9 @@ NODES = [
 
 
 def a_run() -> RunStatus:
-    members = [Member(node, "participant") for node in NODES[:2]] + [Member(NODES[2], "finished")]
+    members = [NodeStatus(node, "participant") for node in NODES[:2]] + [
+        NodeStatus(NODES[2], "finished")
+    ]
     return run_status(Report("job", "sealed", 1, 1, "", members=tuple(members)))
 
 
@@ -55,7 +56,7 @@ def test_unknown_node_is_refused_with_the_names_of_the_nodes(name: str) -> None:
 
 
 def test_message_lists_few_names_and_says_none_for_an_empty_run() -> None:
-    many = tuple(Member(a_node(f"n{i:02}"), "participant") for i in range(25))
+    many = tuple(NodeStatus(a_node(f"n{i:02}"), "participant") for i in range(25))
     run = run_status(Report("job", "sealed", 1, 1, "", members=many))
     with pytest.raises(ParameterError, match="n19 pid 19 and 5 more"):
         meant(run, Aspect.NODE, "x")

@@ -138,7 +138,7 @@ def test_a_run_waits_as_long_as_workers_may_stop_and_knows_who_admits_how() -> N
     plan = make(**MEETING, stop_grace=300.0, admit="checkpoint")
     assert plan.effective["rejoin_timeout"] == "330 s"
     core = RendezvousSettings.from_params(plan.parameters).core()  # as the handler reads them
-    assert (core.rejoin_seconds, core.admit) == (330, "checkpoint")
+    assert (core.rejoin_timeout_seconds, core.admit) == (330, "checkpoint")
 
 
 def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from tests.core.builders import a_node, a_settings
 
 from rallypoint.cli import run_sources
 from rallypoint.cli.run_sources import ServerSource, SharedSource, open_source
-from rallypoint.core import codec
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Event, Join, Leave
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, encode_state
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
 from rallypoint.net.addresses import free_port
@@ -28,12 +27,12 @@ class Kept:
     def __init__(self) -> None:
         self.backend = MemoryRendezvousBackend()
         self.source = SharedSource(self.backend, "memory")
-        self.state = State("job")
+        self.state = RunState("job")
         self._token: object = None
 
     def do(self, *events: Event) -> None:
         self.state = advance(self.state, *events).state
-        answer = self.backend.set_state(codec.encode(self.state), self._token)
+        answer = self.backend.set_state(encode_state(self.state), self._token)
         assert answer is not None
         self._token = answer[1]
 
@@ -73,8 +72,8 @@ def test_a_file_is_looked_at_and_never_made(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="there is no such file"):
         open_source("file", str(path), "job", b"")
     assert not path.exists()
-    state = advance(State("job"), Join(a_node("n1"), SETTINGS)).state
-    FileRendezvousBackend(str(path), "job").set_state(codec.encode(state))
+    state = advance(RunState("job"), Join(a_node("n1"), SETTINGS)).state
+    FileRendezvousBackend(str(path), "job").set_state(encode_state(state))
     source = open_source("file", f"file://{path}", "job", b"")
     (run,) = source.read("job", Deadline(1)).runs
     assert [member.id for member in run.members] == ["n1"]
@@ -127,8 +126,8 @@ def test_the_state_on_an_engine_is_looked_at(monkeypatch: pytest.MonkeyPatch) ->
         return engine
 
     monkeypatch.setattr(run_sources, "open_engine", open_engine)
-    state = advance(State("job"), Join(a_node("n1"), SETTINGS)).state
-    EngineRendezvousBackend(engine.clone(), "job").set_state(codec.encode(state))
+    state = advance(RunState("job"), Join(a_node("n1"), SETTINGS)).state
+    EngineRendezvousBackend(engine.clone(), "job").set_state(encode_state(state))
     source = open_source("etcd", "u:secret@h1:2379", "job", b"")
     status = source.read("job", Deadline(1))
     assert opened == ["etcd://u:secret@h1:2379"]

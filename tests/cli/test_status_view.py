@@ -6,7 +6,7 @@ from tests.core.builders import a_failure, a_node, a_settings
 from rallypoint.cli.status_view import MEMBERS_SHOWN, picture
 from rallypoint.rendezvous.coordinator import (
     ExclusionLine,
-    Member,
+    NodeStatus,
     NoticeLine,
     Report,
     RoundLine,
@@ -28,10 +28,10 @@ def shown(*reports: Report, runs: int = 1) -> str:
     return drawn(picture(Status(SCHEMA, "x", server(runs), tuple(map(run_status, reports)))))
 
 
-def member(number: int, place: str, rank: int | None, **more: object) -> Member:
+def member(number: int, place: str, rank: int | None, **more: object) -> NodeStatus:
     node = a_node(f"gpu-{number:02d}", slot=f"pod-{number}")
     given: dict[str, Any] = {"since_seconds": 75.0, "heard_seconds": 1.2, **more}
-    return Member(node, place, rank, **given)
+    return NodeStatus(node, place, rank, **given)
 
 
 ROUNDS = (
@@ -80,7 +80,9 @@ def test_many_members_are_counted() -> None:
 
 
 def test_what_is_not_known_of_a_shared_state_is_left_out() -> None:
-    report = Report("r", "sealed", 1, 1, "at work", members=(Member(a_node("n1"), "participant"),))
+    report = Report(
+        "r", "sealed", 1, 1, "at work", members=(NodeStatus(a_node("n1"), "participant"),)
+    )
     text = drawn(picture(Status(SCHEMA, "a file", None, (run_status(report),))))
     assert "None" not in text
     assert text.startswith("\nrun r  sealed, round 1\n")
@@ -88,7 +90,7 @@ def test_what_is_not_known_of_a_shared_state_is_left_out() -> None:
 
 def test_markup_in_names_is_text() -> None:
     node = a_node("n1", address="[red]x[/red]")
-    report = Report("[b]r[/b]", "sealed", 1, 1, "[i]", members=(Member(node, "participant"),))
+    report = Report("[b]r[/b]", "sealed", 1, 1, "[i]", members=(NodeStatus(node, "participant"),))
     text = shown(report)
     assert "[b]r[/b]" in text
     assert "[red]x[/red]" in text

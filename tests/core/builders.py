@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rallypoint.core.advance import Step, advance, timers
-from rallypoint.core.codec import decode, encode
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -32,9 +31,11 @@ from rallypoint.core.state import (
     Member,
     Node,
     Round,
+    RunState,
     Sealed,
     Settings,
-    State,
+    decode_state,
+    encode_state,
     round_number,
 )
 
@@ -59,7 +60,7 @@ class Drive:
     """A run under test."""
 
     def __init__(self, least: int = 2, most: int = 4, **settings: Any) -> None:
-        self.state = State(run_id="demo")
+        self.state = RunState(run_id="demo")
         self.settings = a_settings(least, most, **settings)
         self.nodes: dict[str, Node] = {}
         self.step: Step = Step(self.state, (), (), ())
@@ -71,7 +72,7 @@ class Drive:
         step = advance(before, *events)
         assert check_state(step.state) == []
         assert check_step(before, step.state, step.messages) == []
-        assert decode(encode(step.state)) == step.state
+        assert decode_state(encode_state(step.state)) == step.state
         assert timers(step.state) == step.timers
         assert step.reason  # of any state there is something to say
         for send in step.messages:

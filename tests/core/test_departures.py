@@ -1,24 +1,35 @@
-"""Going, rule by rule (L1 to L3, E1): leaves, losses, cut connections, fences."""
+"""Leaving, rule by rule (F1, L1 to L3, G1, E1): finishes, leaves, losses, disconnects, fences."""
 
 import pytest
 from tests.core.builders import Drive, a_settings, refusal, sealed, unchanged
 
-from rallypoint.core.annotations import Aspect, Strike
+from rallypoint.core.advance import timer_seconds
 from rallypoint.core.events import (
     Beat,
     Cause,
     Disconnected,
     Event,
+    Finish,
     Leave,
     Lost,
     Notify,
+    Parked,
     Reconnected,
     Refusal,
     Refused,
+    RejoinOver,
     RoundOpened,
+    RunClosed,
     WaitingChanged,
 )
-from rallypoint.core.state import Gathering, find
+from rallypoint.core.state import (
+    Aspect,
+    Closed,
+    Gathering,
+    Strike,
+    Verdict,
+    find,
+)
 
 # -- B1, H1: failures that a loss explains ----------------------------------------------
 
@@ -242,4 +253,149 @@ def test_l2_e1_one_that_speaks_of_what_is_not_known_is_fenced(after: int, incarn
 @pytest.mark.parametrize("event", [Leave("nobody"), Lost("nobody", Cause.DIED)])
 def test_l1_a_stranger_that_goes_changes_nothing(event: Event) -> None:
     run = sealed("node1", "node2")
+    unchanged(run, event)
+
+
+# -- F1: finishing ------------------------------------------------------------------------
+
+
+def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> None:
+    run = sealed("node1", "node2", most=2)
+    run.join("spare")
+    step = run.finish("node1")
+    assert run.places()["finished"] == ["node1"]
+    assert step.messages == ()
+    assert step.reason == (
+        "node1 pid 1 has finished; round 1 is at work with 2 nodes; 1 have finished, "
+        "still working: node2 pid 2; 1 spare"
+    )
+    step = run.finish("node2", at="noon")
+    why = "all 2 nodes of round 1 finished"
+    closed = RunClosed(1, 1, "node2 pid 2", "noon", why, Verdict.FINISHED)
+    assert [run.sent(n) for n in ("node1", "node2", "spare")] == [[closed]] * 3
+    assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, Verdict.FINISHED)
+
+
+def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
+    run = sealed("node1", "node2")
+    run.join("node3")
+    run.finish("node1")
+    why = "round 1 is ending: 1 nodes have finished"
+    assert run.sent("node3") == [Parked(1, 1, True, why)]
+    assert run.sent("node2") == [WaitingChanged(1, 1, 0)]
+    assert run.step.reason.startswith("node1 pid 1 has finished; round 1 is at work")
+    run.join("node4")
+    assert run.sent("node4") == [Parked(1, 1, True, why)]
+    assert run.places()["spares"] == ["node3", "node4"]
+
+
+def test_f1_a_finished_node_is_neither_lost_nor_missing() -> None:
+    run = sealed("node1", "node2", "node3", least=1)
+    run.finish("node1")
+    run.lose("node2")
+    assert run.places() == {"finished": ["node1"], "participants": ["node3"]}
+    run.rejoin("node3")
+    assert run.ranks() == ["node3"]
+    run.finish("node3")
+    assert run.phase == "Closed"
+
+
+def test_f1_a_finished_node_may_leave_and_the_run_still_finishes() -> None:
+    run = sealed("node1", "node2")
+    run.finish("node1")
+    run.leave("node1")
+    assert run.phase == "Sealed"
+    run.finish("node2")
+    assert isinstance(run.state.phase, Closed)
+    assert run.state.phase.finished
+
+
+def test_f1_below_min_it_says_who_will_not_come() -> None:
+    run = sealed("node1", "node2")
+    run.finish("node1")
+    run.fail("node2")
+    step = run.rejoin("node2")
+    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not come again")
+
+
+def test_f1_finishing_twice_changes_nothing_and_a_finished_node_cannot_join() -> None:
+    run = sealed("node1", "node2")
+    run.finish("node1")
+    unchanged(run, Finish("node1", 1, 1))
+    before = run.state
+    run.join("node1", after=1)
+    assert refusal(run, "node1").refusal is Refusal.STALE
+    assert run.state == before
+
+
+def test_f1_one_that_was_done_before_it_heard_of_the_next_round() -> None:
+    run = sealed("node1", "node2", "node3")
+    run.lose("node3")
+    step = run.do(Finish("node2", 1, 1))
+    assert run.places() == {"finished": ["node2"], "participants": ["node1"]}
+    assert step.reason.startswith("node2 pid 2 has finished and does not join again; ")
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (Finish("node1", 2, 2), "round 2 is not the one this node works in"),
+        (Finish("nobody", 1, 2), "round 2 is not the one this node works in"),
+        (Finish("node1", 1, 1), "round 1 is over; this is round 2"),
+        (Finish("node1", 1, 3), "round 3 is over; this is round 2"),
+    ],
+)
+def test_e1_a_finish_of_another_round_is_refused(event: Finish, why: str) -> None:
+    run = sealed("node1", "node2")
+    run.rejoin("node1", "node2")
+    before = run.state
+    run.do(event)
+    assert refusal(run, event.node) == Refused(Refusal.STALE, why, 1, 2)
+    assert run.state == before
+
+
+def test_e1_a_finish_of_an_older_round_while_gathering_is_refused() -> None:
+    run = sealed("node1", "node2")
+    run.rejoin("node1", "node2")
+    run.rejoin("node1")
+    run.do(Finish("node2", 1, 1))
+    assert refusal(run, "node2").why == "round 1 is over; this is round 3"
+
+
+def test_f1_a_run_of_one_node_is_finished_by_the_only_one() -> None:
+    run = sealed("node1", least=1)
+    run.finish("node1")
+    assert isinstance(run.state.phase, Closed)
+    assert run.state.phase.why == "the only node of round 1 finished"
+
+
+def test_g1_no_round_while_a_told_participant_is_missing() -> None:
+    run = sealed("node1", "node2", "node3", rejoin_timeout_seconds=9)
+    step = run.rejoin("node1", "node2", why="nodes wait")
+    assert step.reason.startswith("node2 pid 2 joined again; 2 of at least 2 nodes")
+    rejoin = RejoinOver(incarnation=1, round=2)
+    assert (run.phase, step.timers) == ("Gathering", (rejoin,))
+    assert timer_seconds(step.state, rejoin) == 9
+    assert step.reason.endswith("; waiting for node3 pid 3 to join again (rejoin_timeout=9 s)")
+    step = run.rejoin_over()
+    assert run.ranks() == ["node1", "node2"]
+    assert step.reason.startswith("round 2 sealed with 2 nodes: all that are alive have")
+    (refused,) = run.sent("node3")
+    assert isinstance(refused, Refused)
+    assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"
+
+
+def test_g1_all_the_silent_are_lost_together() -> None:
+    run = sealed("node1", "node2", "node3", "node4", least=1)
+    run.rejoin("node1")
+    run.rejoin_over()
+    assert run.ranks() == ["node1"]
+    assert set(run.state.fenced) == {"node2", "node3", "node4"}
+
+
+@pytest.mark.parametrize("event", [RejoinOver(1, 1), RejoinOver(2, 2)])
+def test_e1_a_stale_rejoin_timer_changes_nothing(event: RejoinOver) -> None:
+    run = sealed("node1", "node2")
+    unchanged(run, event)
+    run.lose("node1")
     unchanged(run, event)

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from tests.core.builders import Drive, a_failure, sealed
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Admit,
     Assignment,
@@ -38,7 +37,7 @@ from rallypoint.core.events import (
     assignment,
     shut_out_as,
 )
-from rallypoint.core.state import Verdict
+from rallypoint.core.state import Aspect, Verdict
 
 
 def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:

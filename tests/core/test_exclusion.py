@@ -6,7 +6,6 @@ import pytest
 from tests.core.builders import Drive, a_node, refusal, sealed, unchanged
 
 from rallypoint.core.advance import advance, timer_seconds
-from rallypoint.core.annotations import Aspect, Exclusion
 from rallypoint.core.events import (
     Admit,
     Exclude,
@@ -20,9 +19,11 @@ from rallypoint.core.events import (
 from rallypoint.core.exclusion import selects, told
 from rallypoint.core.state import (
     EXCLUSIONS_LIMIT,
+    Aspect,
     Closed,
+    Exclusion,
     Gathering,
-    State,
+    RunState,
 )
 
 SENTENCE = "node node2 was excluded by alice at noon until it is admitted: bad memory"
@@ -289,5 +290,5 @@ def test_h1_who_has_missed_it_learns_it_from_the_state() -> None:
 
 
 def test_a_timer_of_no_exclusion_is_of_no_length() -> None:
-    state = State("x", exclusions=(Exclusion(1, Aspect.NODE, "n", "why", "me"),))
+    state = RunState("x", exclusions=(Exclusion(1, Aspect.NODE, "n", "why", "me"),))
     assert timer_seconds(state, ExclusionOver(1)) == 0.0

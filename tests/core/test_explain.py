@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from tests.core.builders import Drive, a_node, a_settings, sealed
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Disconnected, Exclude, Notify, Reconnected
 from rallypoint.core.explain import (
     NAMES_SHOWN,
@@ -19,11 +18,12 @@ from rallypoint.core.explain import (
     rows,
 )
 from rallypoint.core.state import (
+    Aspect,
     Closed,
     Member,
     Newcomers,
+    RunState,
     Settings,
-    State,
     Verdict,
 )
 
@@ -43,7 +43,7 @@ def test_names_are_in_natural_order_and_few() -> None:
 
 
 def test_a_run_that_nobody_opened() -> None:
-    state = State(run_id="demo")
+    state = RunState(run_id="demo")
     assert describe(state) == "run 'demo' has not been opened: no node has joined"
 
 
@@ -64,7 +64,7 @@ def test_gathering_says_how_many_are_missing() -> None:
 )
 def test_closed_says_who_when_and_why(phase: Closed, sentence: str) -> None:
     assert closed_sentence("x", phase) == sentence
-    assert describe(State(run_id="x", phase=phase)) == sentence
+    assert describe(RunState(run_id="x", phase=phase)) == sentence
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_numbers_of_nodes(count: int, words: str) -> None:
 
 
 def test_a_cut_connection_is_what_is_waited_for() -> None:
-    run = Drive(2, 3, grace_seconds=2)
+    run = Drive(2, 3, disconnect_grace_seconds=2)
     run.join("node1")
     run.do(Disconnected("node1"))
     assert "cut" not in describe(run.state)  # more nodes are what is missing
@@ -94,7 +94,7 @@ def test_a_cut_connection_is_what_is_waited_for() -> None:
 
 
 def test_a_last_call_and_a_wait_for_a_replacement_are_told() -> None:
-    run = Drive(1, 3, replacement_seconds=5)
+    run = Drive(1, 3, replacement_wait_seconds=5)
     run.join("node1")
     assert describe(run.state).endswith("; last call for up to 2 more (last_call=30 s)")
     run.join("node2")

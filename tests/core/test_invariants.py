@@ -7,7 +7,6 @@ import pytest
 from tests.core.builders import Drive, a_node, sealed
 
 from rallypoint.core.advance import advance
-from rallypoint.core.annotations import Aspect, Exclusion, Notice
 from rallypoint.core.events import (
     Close,
     Exclude,
@@ -20,13 +19,16 @@ from rallypoint.core.events import (
 from rallypoint.core.invariants import check_state, check_step
 from rallypoint.core.state import (
     FENCED_LIMIT,
+    Aspect,
     Closed,
+    Exclusion,
     Gathering,
     LastCall,
     Member,
+    Notice,
     Round,
+    RunState,
     Sealed,
-    State,
 )
 
 
@@ -45,17 +47,17 @@ NOTICE = Notice("x", "x", "why", "alice")
 OUT = Exclusion(1, Aspect.NODE, "node2", "why", "alice")
 
 
-def record_with(*seats: Any, **fields: Any) -> State:
+def record_with(*seats: Any, **fields: Any) -> RunState:
     return change(GOOD, phase=Sealed(change(RECORD, seats=seats, **fields)))
 
 
-def gathering() -> State:
+def gathering() -> RunState:
     run = Drive(2, 4)
     run.join("node1")
     return run.state
 
 
-BROKEN_STATES: dict[str, tuple[State, str]] = {
+BROKEN_STATES: dict[str, tuple[RunState, str]] = {
     "two places": (change(GOOD, spares=GOOD.participants), "a node is in more than one place"),
     "fenced": (change(GOOD, fenced={"node2": "why"}), "fenced nodes hold a place: ['node2']"),
     "wrong id": (change(GOOD, spares={"y": EXTRA["x"]}), "spares[y] holds node x"),
@@ -107,7 +109,7 @@ BROKEN_STATES: dict[str, tuple[State, str]] = {
 
 
 @pytest.mark.parametrize(("state", "sentence"), BROKEN_STATES.values(), ids=BROKEN_STATES)
-def test_planted_states_are_caught(state: State, sentence: str) -> None:
+def test_planted_states_are_caught(state: RunState, sentence: str) -> None:
     assert any(text.startswith(sentence) for text in check_state(state)), check_state(state)
 
 
@@ -116,7 +118,7 @@ def test_good_states_are_good() -> None:
     noticed = advance(GOOD, Notify("node2", "why")).state
     done = advance(GOOD, Finish("node2", 1, 1), Exclude(Aspect.NODE, "node2", "", "me")).state
     assert (list(noticed.notices), list(done.finished)) == (["node2"], ["node2"])
-    for state in (State(run_id="x"), GOOD, gathering(), closed, noticed, done):
+    for state in (RunState(run_id="x"), GOOD, gathering(), closed, noticed, done):
         assert check_state(state) == []
         assert check_step(state, state, ()) == []
 
@@ -126,11 +128,11 @@ NEXT = change(GOOD, phase=Gathering(round=2))
 OTHER: Round = change(RECORD, reason="another")
 
 
-def full(*names: int) -> State:
+def full(*names: int) -> RunState:
     return change(GOOD, fenced={f"f{i}": "why" for i in names})
 
 
-BROKEN_STEPS: dict[str, tuple[State, State, str]] = {
+BROKEN_STEPS: dict[str, tuple[RunState, RunState, str]] = {
     "fell": (NEXT, GOOD, "the round number fell from 2 to 1"),
     "incarnation": (change(GOOD, incarnation=2), GOOD, "the incarnation fell"),
     "revived": (CLOSED, NEXT, "a closed run changed"),
@@ -148,7 +150,7 @@ BROKEN_STEPS: dict[str, tuple[State, State, str]] = {
 
 
 @pytest.mark.parametrize(("before", "after", "sentence"), BROKEN_STEPS.values(), ids=BROKEN_STEPS)
-def test_planted_steps_are_caught(before: State, after: State, sentence: str) -> None:
+def test_planted_steps_are_caught(before: RunState, after: RunState, sentence: str) -> None:
     assert sentence in check_step(before, after, ())
 
 
@@ -181,8 +183,8 @@ STANDS = {
 
 
 @pytest.mark.parametrize(("after", "record", "good"), STANDS.values(), ids=STANDS)
-def test_only_a_round_that_stands_is_told(after: State, record: Round, good: bool) -> None:
+def test_only_a_round_that_stands_is_told(after: RunState, record: Round, good: bool) -> None:
     number = record.number
     expected = [] if good else [f"nodes were told of round {number}, which does not stand"]
-    before = change(State(run_id="demo"), fenced=after.fenced)
+    before = change(RunState(run_id="demo"), fenced=after.fenced)
     assert check_step(before, after, tell(record)) == expected

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from tests.core.builders import Drive, a_failure, a_settings, refusal, sealed, unchanged
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Beat,
     Cause,
@@ -22,7 +21,7 @@ from rallypoint.core.events import (
     SettingsHeld,
     WaitingChanged,
 )
-from rallypoint.core.state import Closed, Newcomers, Standing
+from rallypoint.core.state import Aspect, Closed, Newcomers, Standing
 
 # -- L2, H1, F1: who is refused whatever it asks --------------------------------------------
 
@@ -228,9 +227,9 @@ def test_j6_a_newcomer_with_other_shared_settings_is_told_which_hold() -> None:
 
 def test_j6_a_newcomer_that_stops_longer_than_the_run_allows_is_told_what_that_means() -> None:
     run = sealed("node1", "node2", most=4)
-    held = run.settings.rejoin_seconds
+    held = run.settings.rejoin_timeout_seconds
     for name, rejoin in (("node3", held + 270), ("node4", held / 2)):
-        other = msgspec.structs.replace(run.settings, rejoin_seconds=rejoin)
+        other = msgspec.structs.replace(run.settings, rejoin_timeout_seconds=rejoin)
         step = run.do(msgspec.structs.replace(run.joining(name), settings=other))
         (why,) = (s.message.why for s in step.messages if isinstance(s.message, SettingsHeld))
         assert f"rejoin_timeout={held:g} (not {rejoin:g}), which holds for all nodes" in why

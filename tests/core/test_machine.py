@@ -13,8 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.core.builders import Drive, a_failure, a_node, a_settings
 
 from rallypoint.core.advance import advance, timers
-from rallypoint.core.annotations import Aspect
-from rallypoint.core.codec import decode, encode
 from rallypoint.core.events import (
     Admit,
     Beat,
@@ -50,13 +48,16 @@ from rallypoint.core.explain import goal_of
 from rallypoint.core.notices import standing
 from rallypoint.core.state import (
     PLACES,
+    Aspect,
     Closed,
     Gathering,
     LastCall,
+    RunState,
     Sealed,
     Settings,
     Standing,
-    State,
+    decode_state,
+    encode_state,
     find,
     round_number,
 )
@@ -69,7 +70,7 @@ KINDS = st.sampled_from(
 )
 
 
-def budget_of(state: State) -> float:
+def budget_of(state: RunState) -> float:
     """Return how many failing rounds are followed by another one."""
     allowed = state.settings.max_restarts if state.settings else None
     return float("inf") if allowed is None else allowed
@@ -119,7 +120,7 @@ class CoreMachine(RuleBasedStateMachine):
             least + room,
             target_nodes=wanted,
             max_restarts=restarts,
-            replacement_seconds=replacement,
+            replacement_wait_seconds=replacement,
             quarantine_failures=quarantine,
         )
         self.process = dict.fromkeys(range(8), 0)
@@ -129,7 +130,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.last_join: Join | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         return self.run.state
 
     def name(self, host: int) -> str:
@@ -191,7 +192,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def as_one_and_one_by_one(self, *events: Event) -> None:
         whole = advance(self.state, *events)
-        state = decode(encode(self.state))
+        state = decode_state(encode_state(self.state))
         messages: list[Send] = []
         single = self.state
         for event in events:
@@ -201,7 +202,7 @@ class CoreMachine(RuleBasedStateMachine):
             state = advance(state, event).state
         assert whole.state == single
         assert list(whole.messages) == messages
-        assert encode(state) == encode(single), "a stored state goes another way"
+        assert encode_state(state) == encode_state(single), "a stored state goes another way"
 
     # -- rules ----------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     # -- what must hold -------------------------------------------------------------------
 
-    def two_states(self, before: State, after: State, events: tuple[Event, ...]) -> None:
+    def two_states(self, before: RunState, after: RunState, events: tuple[Event, ...]) -> None:
         kinds = {type(event) for event in events}
         old, new = before.phase, after.phase
         if isinstance(new, Closed) and not isinstance(old, Closed):
@@ -360,7 +361,7 @@ class CoreMachine(RuleBasedStateMachine):
         if isinstance(new, Sealed) and len(events) == 1 and not isinstance(old, Sealed):
             self.sealing(before, new, events[0])
 
-    def budget(self, before: State, event: Event) -> None:
+    def budget(self, before: RunState, event: Event) -> None:
         """B1: charged for each failing round, given back for the loss of a member."""
         old, after = before.phase, self.state
         expected = before.restarts
@@ -382,7 +383,7 @@ class CoreMachine(RuleBasedStateMachine):
             member = find(before, event.node)
             assert member is None or not member.connected or after == before
 
-    def sealing(self, before: State, new: Sealed, event: Event) -> None:
+    def sealing(self, before: RunState, new: Sealed, event: Event) -> None:
         """What S2, G1 and R1 promise those who were there before the round was sealed."""
         after, seats = self.state, {seat.node.id: seat.rank for seat in new.record.seats}
         assert after.settings is not None
@@ -476,7 +477,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert not full, "J3: full, and not sealed"
 
     @staticmethod
-    def rejoining(state: State, node: str) -> Join:
+    def rejoining(state: RunState, node: str) -> Join:
         due = round_number(state.phase) - 1
         assert state.settings is not None
         member = state.participants[node]

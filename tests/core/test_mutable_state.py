@@ -4,32 +4,32 @@ import pytest
 from tests.core.builders import a_node, sealed
 
 from rallypoint.core.events import Refusal, Refused, Send, WaitingChanged
-from rallypoint.core.mutable_state import Draft
-from rallypoint.core.state import FENCED_LIMIT, PLACES, Member, State
+from rallypoint.core.mutable_state import MutableState
+from rallypoint.core.state import FENCED_LIMIT, PLACES, Member, RunState
 
 
 def a_member(name: str, **fields: object) -> Member:
     return Member(node=a_node(name, **fields), arrival=1)
 
 
-def a_draft(**places: list[Member]) -> Draft:
+def a_draft(**places: list[Member]) -> MutableState:
     filled = {place: {m.node.id: m for m in members} for place, members in places.items()}
-    return Draft(State(run_id="demo", **filled))  # type: ignore[arg-type] # one per place
+    return MutableState(RunState(run_id="demo", **filled))  # type: ignore[arg-type] # one per place
 
 
 def test_a_draft_that_nobody_changes_freezes_to_the_same_state() -> None:
     run = sealed("node1", "node2", most=2)
     run.join("node3")
     run.finish("node1")
-    assert Draft(run.state).freeze() == run.state
+    assert MutableState(run.state).freeze() == run.state
 
 
 def test_the_state_it_was_made_of_is_not_changed() -> None:
-    state = State(run_id="demo", fenced={"x": "y"})
-    d = Draft(state)
+    state = RunState(run_id="demo", fenced={"x": "y"})
+    d = MutableState(state)
     d.put(d.candidates, a_member("node1"))
     d.fence("z", "why")
-    assert state == State(run_id="demo", fenced={"x": "y"})
+    assert state == RunState(run_id="demo", fenced={"x": "y"})
 
 
 def test_messages_to_nobody_are_not_listed() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 from tests.core.builders import Drive, sealed, unchanged
 
-from rallypoint.core.annotations import Notice
 from rallypoint.core.events import (
     Finish,
     Leave,
@@ -15,6 +14,7 @@ from rallypoint.core.events import (
     WaitingChanged,
 )
 from rallypoint.core.notices import standing
+from rallypoint.core.state import Notice
 
 SPOT = Notify("node2", "spot machine", seconds=25.0)
 GIVEN = NoticeGiven(1, 1, "node2", "node2 pid 2", "spot machine", "node2 pid 2", 25.0)

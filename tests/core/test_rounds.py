@@ -3,20 +3,22 @@
 import pytest
 from tests.core.builders import Drive, a_failure, a_node, a_settings, sealed, unchanged
 
-from rallypoint.core.codec import decode, encode
+from rallypoint.core.advance import timer_seconds
 from rallypoint.core.events import (
     Cause,
+    Close,
     Disconnected,
     Event,
     LastCallOver,
     Parked,
     Reconnected,
+    RejoinOver,
     ReplacementWaitOver,
     RoundSealed,
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.core.mutable_state import Draft
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.rounds import (
     close_run,
     end_waiting,
@@ -31,10 +33,12 @@ from rallypoint.core.state import (
     Gathering,
     LastCall,
     Member,
+    RunState,
     Sealed,
     Standing,
-    State,
     Verdict,
+    decode_state,
+    encode_state,
 )
 
 
@@ -75,7 +79,7 @@ def test_s2_the_order_of_arrival_survives_storing_the_state() -> None:
     run = sealed("n1", "n2", least=2, most=4)
     for name in ("z", "y", "x"):
         run.join(name)
-        run.state = decode(encode(run.state))  # sorts the places by id
+        run.state = decode_state(encode_state(run.state))  # sorts the places by id
     arrivals = {
         n: m.arrival for p in ("waiting", "spares") for n, m in getattr(run.state, p).items()
     }
@@ -169,7 +173,7 @@ def test_j3_a_target_below_min_nodes_is_raised_to_it() -> None:
 def test_n1_the_first_spare_waits_for_one_that_is_gone(how: str) -> None:
     run = sealed("node1", "node2", most=4)
     run.join("z3", "y4", "x5", "w6")
-    run.state = decode(encode(run.state))  # sorts the places by id; arrival decides
+    run.state = decode_state(encode_state(run.state))  # sorts the places by id; arrival decides
     step = run.leave("z3") if how == "leave" else run.lose("z3")
     assert (run.places()["waiting"], run.places()["spares"]) == (["x5", "y4"], ["w6"])
     why = "round 1 is at work with 2 nodes; the next one has room"
@@ -219,7 +223,7 @@ def nearly(rule: str) -> tuple[Drive, Event]:
         run = Drive(2, 3)
         run.join("node1", "node2")
         return run, LastCallOver(1, 1, 1)
-    run = sealed("node1", "node2", "node3", "node4", replacement_seconds=5)
+    run = sealed("node1", "node2", "node3", "node4", replacement_wait_seconds=5)
     run.lose("node4")
     run.rejoin("node1", "node2")
     if rule == "J5":
@@ -352,16 +356,16 @@ def test_j2_a_later_last_call_that_falls_below_min_is_gathering_again() -> None:
 # -- the functions by themselves ------------------------------------------------------------------
 
 
-def draft_of(run: Drive) -> Draft:
-    return Draft(run.state)
+def draft_of(run: Drive) -> MutableState:
+    return MutableState(run.state)
 
 
 def test_nothing_can_be_sealed_before_the_run_is_opened() -> None:
-    d = Draft(State(run_id="demo"))
+    d = MutableState(RunState(run_id="demo"))
     settle(d)
     seal(d, "because")
     park(d, Member(node=a_node("node1"), arrival=1))
-    assert d.freeze() == State(run_id="demo")
+    assert d.freeze() == RunState(run_id="demo")
     assert d.messages == []
 
 
@@ -467,7 +471,9 @@ def test_c1_close_run_tells_everyone_and_only_once() -> None:
 
 
 def test_seal_forgets_why_the_round_was_opened() -> None:
-    d = Draft(State(run_id="demo", settings=a_settings(1, 1), opening="x", phase=LastCall(1, 1)))
+    d = MutableState(
+        RunState(run_id="demo", settings=a_settings(1, 1), opening="x", phase=LastCall(1, 1))
+    )
     d.put(d.candidates, Member(node=a_node("node1"), arrival=1))
     seal(d, "y")
     assert (d.opening, d.note) == ("", "round 1 sealed with 1 node: y")
@@ -496,7 +502,7 @@ def test_j4_the_end_of_a_last_call_is_said_even_if_a_cut_connection_holds_it_up(
 
 
 def test_j5_the_shortest_replacement_wait_is_one() -> None:
-    run = sealed("n1", "n2", "n3", replacement_seconds=0.5)
+    run = sealed("n1", "n2", "n3", replacement_wait_seconds=0.5)
     run.lose("n3")
     run.rejoin("n1", "n2")
     assert isinstance(run.state.phase, Gathering)
@@ -506,3 +512,106 @@ def test_j3_a_round_of_one_is_sealed_by_the_only_node() -> None:
     run = sealed("node1", least=1, most=1)
     why = "the only node wanted has come; round 1 is at work with 1 node"
     assert run.step.reason.endswith(f": {why}")
+
+
+def test_j4_last_call_over_seals_with_those_there_are() -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2", "node3")
+    step = run.last_call_over()
+    assert run.ranks() == ["node1", "node2", "node3"]
+    assert run.record.reason == "the last call is over with 3 of up to 4 nodes"
+    assert step.reason.startswith("round 1 sealed with 3 nodes: the last call is over")
+
+
+STALE_LAST_CALLS = {
+    "round": LastCallOver(1, 2, 1),
+    "call": LastCallOver(1, 1, 2),
+    "incarnation": LastCallOver(2, 1, 1),
+}
+
+
+@pytest.mark.parametrize("stale", STALE_LAST_CALLS.values(), ids=STALE_LAST_CALLS)
+def test_e1_a_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
+    run = Drive(2, 4)
+    run.join("node1", "node2")
+    before = run.state
+    step = run.do(stale)
+    assert (step.state, step.messages) == (before, ())
+
+
+@pytest.mark.parametrize("event", [ReplacementWaitOver(1, 1), ReplacementWaitOver(2, 2)])
+def test_e1_stale_timers_of_gathering_change_nothing(event: Event) -> None:
+    run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
+    run.lose("node3")
+    before = run.state
+    assert run.do(event).state == before
+
+
+def test_j5_replacement_wait_holds_the_seat_and_then_ends() -> None:
+    run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
+    step = run.lose("node3")
+    wait = ReplacementWaitOver(incarnation=1, round=2)
+    assert step.timers == (RejoinOver(1, 2), wait)
+    assert timer_seconds(step.state, wait) == 5
+    step = run.rejoin("node1", "node2")
+    assert (run.phase, step.timers) == ("Gathering", (wait,))
+    assert step.reason.endswith("; waiting for a replacement (replacement_wait=5)")
+    step = run.replacement_over()
+    assert run.ranks() == ["node1", "node2"]
+    assert step.timers == ()
+
+
+def test_j5_replacement_wait_ends_early_with_a_replacement() -> None:
+    run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
+    run.lose("node3")
+    run.rejoin("node1", "node2")
+    run.join("node9")
+    assert run.ranks() == ["node1", "node2", "node9"]
+
+
+def test_j5_replacement_wait_over_before_all_have_joined_again() -> None:
+    run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
+    run.lose("node3")
+    step = run.replacement_over()
+    assert step.reason.startswith("no replacement came in time; 0 of at least 2 nodes")
+    assert (run.phase, step.timers) == ("Gathering", (RejoinOver(1, 2),))
+    run.rejoin("node1", "node2")
+    assert run.ranks() == ["node1", "node2"]
+
+
+def test_close_ends_the_incarnation_in_every_phase() -> None:
+    for prepare in ([], ["node1"], ["node1", "node2"], ["node1", "node2", "node3"]):
+        run = Drive(2, 3)
+        run.join(*prepare)
+        step = run.close("alice", "enough", "noon")
+        assert run.phase == "Closed"
+        assert run.places() == {}
+        assert step.reason.endswith("run 'demo' was closed at noon by alice: enough")
+        assert [run.kinds(name) for name in prepare] == [["RunClosed"]] * len(prepare)
+
+
+def test_a_close_without_a_reason_says_so() -> None:
+    step = sealed("node1", "node2").close("alice@node7", "", "noon")
+    words = "run 'demo' was closed at noon by alice@node7: no reason was given"
+    assert step.reason.endswith(words)
+    (told,) = step.messages
+    assert isinstance(told.message, RunClosed)
+    assert told.message.why == "no reason was given"
+
+
+@pytest.mark.parametrize(("known", "closed"), [(0, True), (1, False), (2, True), (3, False)])
+def test_e1_a_close_meant_for_another_incarnation_changes_nothing(known: int, closed: bool) -> None:
+    run = sealed("node1", "node2")
+    run.close()
+    run.join("node3", new_incarnation=True)
+    assert run.state.incarnation == 2
+    run.do(Close("alice", "too late", incarnation=known))
+    assert (run.phase == "Closed") is closed
+    assert (run.step.messages == ()) is not closed
+
+
+def test_e1_a_replacement_timer_in_a_sealed_round_changes_nothing() -> None:
+    run = sealed("node1", "node2")
+    before = run.state
+    step = run.do(ReplacementWaitOver(1, 1))
+    assert (step.state, step.messages) == (before, ())

@@ -1,26 +1,35 @@
-"""The values of the state: labels for people, places, numbers."""
+"""The values of the state: labels for people, places, numbers, and the state as bytes."""
 
 import gc
 
 import msgspec
 import pytest
-from tests.core.builders import a_failure, a_node, sealed
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.builders import Drive, a_failure, a_node, sealed
 
 from rallypoint.core.state import (
+    FORMAT,
     PLACES,
+    Aspect,
     Closed,
+    Exclusion,
     Failure,
     Gathering,
     LastCall,
     Member,
     Node,
+    Notice,
     Phase,
+    RunState,
     Sealed,
-    State,
     Verdict,
+    decode_state,
+    encode_state,
     find,
     round_number,
 )
+from rallypoint.errors import RendezvousStateError
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,7 @@ def test_a_closed_run_has_finished_if_that_is_the_verdict() -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_node_is_found_wherever_it_is(place: str) -> None:
     member = Member(node=a_node("node1"), arrival=1)
-    state = msgspec.structs.replace(State(run_id="x"), **{place: {"node1": member}})
+    state = msgspec.structs.replace(RunState(run_id="x"), **{place: {"node1": member}})
     assert find(state, "node1") is member
     assert find(state, "node2") is None
 
@@ -90,4 +99,90 @@ def test_no_value_costs_the_collector_of_cycles_anything() -> None:
 
 def test_values_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        State(run_id="x").run_id = "y"  # type: ignore[misc] # this is the point
+        RunState(run_id="x").run_id = "y"  # type: ignore[misc] # this is the point
+
+
+def test_a_notice_as_people_read_it() -> None:
+    notice = Notice("x", "node7 pid 7", "spot machine", "alice", 25.0)
+    assert notice.sentence == "node7 pid 7 will leave: spot machine, in 25 s"
+    assert Notice("x", "node7", "why", "alice").sentence == "node7 will leave: why"
+
+
+def test_an_exclusion_as_people_read_it() -> None:
+    out = Exclusion(1, Aspect.SLOT, "pod-3", "bad memory", "alice", "noon", 60.0)
+    assert out.sentence == "slot pod-3 was excluded by alice at noon for 60 s: bad memory"
+    out = Exclusion(1, Aspect.NODE, "node7", "why", "alice")
+    assert out.sentence == "node node7 was excluded by alice until it is admitted: why"
+
+
+def states() -> list[RunState]:
+    run = Drive(2, 3)
+    found = [run.state]
+    run.join("node1", slot="s", node_rank=1, topology="r", host="h")
+    found.append(run.state)
+    run.join("node2")
+    found.append(run.state)
+    run = sealed("node1", "node2", "node3", most=4)
+    run.join("node4", "node5")
+    run.finish("node2")
+    found.append(run.state)
+    run.fail("node1")
+    found.append(run.state)
+    run.lose("node3")
+    run.close()
+    return [*found, run.state]
+
+
+@pytest.mark.parametrize("state", states(), ids=lambda s: type(s.phase).__name__)
+def test_round_trip(state: RunState) -> None:
+    data = encode_state(state)
+    assert decode_state(data) == state
+    assert encode_state(decode_state(data)) == data
+
+
+def test_equal_states_give_equal_bytes_whatever_the_order() -> None:
+    state = next(s for s in states() if len(s.candidates) == 2)
+    turned = msgspec.structs.replace(state, candidates=dict(reversed(state.candidates.items())))
+    assert turned == state
+    assert encode_state(turned) == encode_state(state)
+
+
+@pytest.mark.parametrize("data", [b"", b"rally", b"rally\x02\x80", b"{}", b"\x80"])
+def test_what_is_not_ours_is_refused_in_words(data: bytes) -> None:
+    with pytest.raises(RendezvousStateError, match="not Rallypoint's, or of another version"):
+        decode_state(data)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"", "truncated"),
+        (b"\x80", "Expected `array`, got `object`"),
+        (msgspec.msgpack.encode([]), "Expected `array` of at least length 1, got 0"),
+        (msgspec.msgpack.encode([3]), "Expected `str`, got `int`"),
+        (msgspec.msgpack.encode(["x", None, 3]), "Expected `str`, got `int` - at `$[2]`"),
+        (msgspec.msgpack.encode(["x"]) + b"\x00", "trailing"),
+    ],
+)
+def test_what_is_damaged_is_refused_in_words(body: bytes, what: str) -> None:
+    with pytest.raises(RendezvousStateError, match="is damaged") as caught:
+        decode_state(FORMAT + body)
+    assert what in str(caught.value)
+    assert "use another run id or key, or remove it" in str(caught.value)
+
+
+@given(st.integers(0), st.binary(max_size=3))
+def test_no_bytes_raise_anything_else(cut: int, noise: bytes) -> None:
+    data = encode_state(states()[3])
+    cut %= len(data)
+    for damaged in (data[:cut], data[:cut] + noise + data[cut + len(noise) :], noise):
+        try:
+            state = decode_state(damaged)
+        except RendezvousStateError:
+            continue
+        assert decode_state(encode_state(state)) == state
+
+
+def test_refused_state_is_quoted_by_its_first_8_bytes() -> None:
+    with pytest.raises(RendezvousStateError, match="begins with b'12345678', expected"):
+        decode_state(b"123456789")

@@ -16,10 +16,9 @@ from tests.rendezvous.serverless.backends.engine_cases import make, meet
 
 from rallypoint.cli.doctor import command as doctor
 from rallypoint.cli.status import command as status
-from rallypoint.core import codec
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Join
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, encode_state
 from rallypoint.deadline import Deadline
 from rallypoint.doctor import shared
 from rallypoint.doctor.findings import Finding, Verdict
@@ -38,7 +37,7 @@ from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
 from rallypoint.testing.fakes import MemoryEngine
 
 NODE = msgspec.structs.replace(a_node("n1"), address="127.0.0.1")
-STATE = codec.encode(advance(State("job"), Join(NODE, a_settings(2, 2))).state)
+STATE = encode_state(advance(RunState("job"), Join(NODE, a_settings(2, 2))).state)
 
 
 def steps(backend: str, endpoint: str, run_id: str = "job") -> dict[str, Finding]:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import pytest
 from tests.core.builders import a_failure, a_node, a_settings
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Assignment, Exclude, Refusal
+from rallypoint.core.state import Aspect
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,

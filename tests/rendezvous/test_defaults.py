@@ -29,7 +29,7 @@ def test_figures_of_the_design() -> None:
 def test_settings_follow_the_table() -> None:
     core = RendezvousSettings("run", 1, 1).core()
     assert core.lease_seconds == defaults.value("lease")
-    assert core.rejoin_seconds == defaults.value("rejoin_timeout")
+    assert core.rejoin_timeout_seconds == defaults.value("rejoin_timeout")
     product = defaults.value("keep_alive_interval") * defaults.value("keep_alive_max_attempt")
     assert product == defaults.value("lease")
 

@@ -26,7 +26,7 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.coordinator import Coordinator, Member, Order, Report, Watcher
+from rallypoint.rendezvous.coordinator import Coordinator, NodeStatus, Order, Report, Watcher
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
@@ -104,7 +104,7 @@ class FakeCoordinator(Coordinator):
 
     def report(self, deadline: Deadline) -> Report:
         self._call("report", None, deadline)
-        nodes = [Member(Node(id=place, address="h"), place) for place in ("waiting", "spare")]
+        nodes = [NodeStatus(Node(id=place, address="h"), place) for place in ("waiting", "spare")]
         return Report("run", "sealed", 1, self.round, "at work", members=tuple(nodes))
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:

@@ -130,7 +130,7 @@ def test_one_that_is_given_must_outlast_it() -> None:
 
     assert settings(0.5, None).rejoin_timeout == seconds(0.5), "nobody knows the stop grace"
     least = least_rejoin(30)
-    assert settings(least, 30).core().rejoin_seconds == least == 30 + RETURN_SECONDS
+    assert settings(least, 30).core().rejoin_timeout_seconds == least == 30 + RETURN_SECONDS
     with pytest.raises(ParameterError) as refused:
         settings(least - 0.5, 30)
     assert str(refused.value) == (

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from rallypoint.core.advance import advance
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Admit,
     Assignment,
@@ -29,12 +28,13 @@ from rallypoint.core.events import (
     assignment,
 )
 from rallypoint.core.state import (
+    Aspect,
     Failure,
     Member,
     Node,
+    RunState,
     Sealed,
     Settings,
-    State,
     Verdict,
 )
 from rallypoint.rendezvous.view import (
@@ -73,8 +73,8 @@ class Watched:
 
     def __init__(self, me: str) -> None:
         self.me = me
-        self.state = State(run_id="run")
-        self.before: State | None = None
+        self.state = RunState(run_id="run")
+        self.before: RunState | None = None
         self.view = View()
         self.told: list[object] = []
 
@@ -180,7 +180,7 @@ def test_i1_a_replaced_node_learns_that_it_is_replaced() -> None:
 
 
 def test_a_node_that_the_state_does_not_know_is_shut_out() -> None:
-    view = observe(View(), State(run_id="run"), "a", None)
+    view = observe(View(), RunState(run_id="run"), "a", None)
     assert view.fenced is not None
     assert "not a member" in view.fenced.why
 
@@ -208,7 +208,7 @@ def test_notices_reach_the_nodes_that_work_with_the_leaving_node() -> None:
 
 
 def test_a_spare_of_a_run_without_settings_is_parked() -> None:
-    state = State("run", spares={"a": Member(Node("a", "host"), 1)})
+    state = RunState("run", spares={"a": Member(Node("a", "host"), 1)})
     view = observe(View(), state, "a", None)
     assert view.parked is not None
     assert view.parked.spare
@@ -397,7 +397,7 @@ def test_a_run_that_is_closed_or_was_opened_again_has_one_message() -> None:
 
 
 def test_a_node_of_a_run_that_the_server_has_lost_is_unknown() -> None:
-    (refused,) = catch_up(State("run"), "a", (3, 7), unknown="not known here")
+    (refused,) = catch_up(RunState("run"), "a", (3, 7), unknown="not known here")
     assert refused == Refused(Refusal.FENCED, "not known here", 1, 1)
 
 
@@ -408,4 +408,4 @@ def test_failures_are_listed_unless_the_run_has_finished() -> None:
     closed = run_closed(run.state)
     assert closed is not None
     assert [failure.node for failure in closed.failures] == ["n"]
-    assert run_closed(State("run")) is None
+    assert run_closed(RunState("run")) is None

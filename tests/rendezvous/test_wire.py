@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Admit,
     Assignment,
@@ -21,6 +20,7 @@ from rallypoint.core.events import (
     WaitingChanged,
 )
 from rallypoint.core.state import (
+    Aspect,
     Failure,
     Node,
     Settings,
@@ -56,7 +56,7 @@ def join(**changes: object) -> Join:
 
 def test_events_that_will_do() -> None:
     assert wire.problem(join()) == ""
-    assert wire.problem(join(slot="s" * 1024, grace_seconds=0.0)) == ""
+    assert wire.problem(join(slot="s" * 1024, disconnect_grace_seconds=0.0)) == ""
     assert wire.problem(Leave("id")) == ""
 
 
@@ -67,14 +67,14 @@ def test_events_that_will_do() -> None:
         ({"min_nodes": 3}, "max_nodes=2"),
         ({"local_world_size": 0}, "local_world_size=0"),
         ({"lease_seconds": float("nan")}, "lease_seconds=nan"),
-        ({"grace_seconds": -1.0}, "grace_seconds=-1"),
-        ({"rejoin_seconds": float("inf")}, "rejoin_seconds=inf"),
+        ({"disconnect_grace_seconds": -1.0}, "disconnect_grace_seconds=-1"),
+        ({"rejoin_timeout_seconds": float("inf")}, "rejoin_timeout_seconds=inf"),
         ({"id": ""}, "without an id"),
         ({"host": "h" * 1025}, "1024 characters"),
         ({"role": "a\x1b[31m"}, "control characters"),
         ({"node_rank": -1}, "node_rank=-1"),
         ({"quarantine_failures": -1}, "quarantine_failures=-1"),
-        ({"steady_seconds": -1.0}, "steady_seconds=-1"),
+        ({"steady_after_seconds": -1.0}, "steady_after_seconds=-1"),
         ({"local_world_size": 2**63 - 1}, "local_world_size="),
         ({"lease_seconds": 1e300}, "lease_seconds=1e+300"),
     ],

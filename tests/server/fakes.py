@@ -97,7 +97,7 @@ class FakeConnection:
         return sent
 
 
-SETTINGS = Settings(2, 4, last_call_seconds=30.0, rejoin_seconds=60.0, lease_seconds=15.0)
+SETTINGS = Settings(2, 4, last_call_seconds=30.0, rejoin_timeout_seconds=60.0, lease_seconds=15.0)
 
 
 class Bench:

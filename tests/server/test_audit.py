@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Close, Exclude, Leave, Notify
+from rallypoint.core.state import Aspect
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.server.audit import deed, order, recorded
 

@@ -11,7 +11,7 @@ from tests.server.fakes import Bench
 
 from rallypoint.core import advance as core
 from rallypoint.core.events import Close, Fail, Finish, Leave, RunClosed
-from rallypoint.core.state import Closed, State
+from rallypoint.core.state import Closed, RunState
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,
@@ -80,7 +80,7 @@ def test_run_whose_rules_fail_is_closed_for_all_members() -> None:
     assert bench.host.is_idle()
 
 
-def planted(_state: State, *_events: object) -> Any:
+def planted(_state: RunState, *_events: object) -> Any:
     raise TypeError("planted")
 
 
@@ -137,7 +137,7 @@ def test_bug_in_the_rules_closes_only_its_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def advance(state: State, *events: Any) -> core.Step:
+    def advance(state: RunState, *events: Any) -> core.Step:
         if state.run_id == "bad" and isinstance(events[0], Fail | Finish):
             raise TypeError("planted")
         return core.advance(state, *events)

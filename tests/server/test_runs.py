@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from tests.server.fakes import SETTINGS, Bench, FakeConnection
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Close,
     Exclude,
@@ -21,7 +20,7 @@ from rallypoint.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.core.state import Gathering, Sealed, Settings
+from rallypoint.core.state import Aspect, Gathering, Sealed, Settings
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.view import Seated
 from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE, grace_seconds
@@ -34,7 +33,7 @@ from rallypoint.server.runs import AT_ONCE_NODES, LEAST_SECONDS, SECONDS_A_NODE,
 def test_grace_is_longer_after_this_process_was_away(
     was_held_up: bool, return_seconds: float, grace: float
 ) -> None:
-    settings = Settings(1, 1, lease_seconds=15.0, grace_seconds=1.0)
+    settings = Settings(1, 1, lease_seconds=15.0, disconnect_grace_seconds=1.0)
     assert grace_seconds(settings, was_held_up, return_seconds) == grace
 
 
@@ -174,7 +173,9 @@ def test_disconnected_node_is_lost_after_the_grace() -> None:
 
 
 def test_grace_is_at_most_the_lease() -> None:
-    bench = Bench(msgspec.structs.replace(SETTINGS, grace_seconds=60.0, lease_seconds=3.0))
+    bench = Bench(
+        msgspec.structs.replace(SETTINGS, disconnect_grace_seconds=60.0, lease_seconds=3.0)
+    )
     bench.join("a")
     bench.join("b")
     bench.loop.turn()

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from tests.core.builders import a_node
 
 from rallypoint.core.advance import Step, advance, timer_seconds
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Admit,
     Beat,
@@ -61,11 +60,12 @@ from rallypoint.core.explain import phase_name
 from rallypoint.core.invariants import check_state, check_step
 from rallypoint.core.state import (
     PLACES,
+    Aspect,
     Failure,
     LastCall,
+    RunState,
     Sealed,
     Settings,
-    State,
     Verdict,
     round_number,
 )
@@ -78,11 +78,11 @@ SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "target": ("target_nodes", int),
     "restarts": ("max_restarts", int),
     "last_call": ("last_call_seconds", float),
-    "rejoin": ("rejoin_seconds", float),
-    "replacement": ("replacement_seconds", float),
-    "steady": ("steady_seconds", float),
+    "rejoin": ("rejoin_timeout_seconds", float),
+    "replacement": ("replacement_wait_seconds", float),
+    "steady": ("steady_after_seconds", float),
     "quarantine": ("quarantine_failures", int),
-    "quarantine_time": ("quarantine_seconds", float),
+    "quarantine_time": ("quarantine_time_seconds", float),
 }
 NODE: dict[str, tuple[str, Callable[[str], object]]] = {
     "slot": ("slot", str),
@@ -100,7 +100,7 @@ class Interpreter:
     """Plays one script, and writes down all that follows from each line."""
 
     def __init__(self) -> None:
-        self.state = State(run_id="demo")
+        self.state = RunState(run_id="demo")
         self.given: dict[str, object] = {"min_nodes": 1, "max_nodes": 1}
         self.nodes: dict[str, dict[str, object]] = {}
         self.lines: list[str] = []
@@ -271,7 +271,7 @@ def _at(at: str) -> str:
     return f" at {at}" if at else ""
 
 
-def summary(state: State) -> str:
+def summary(state: RunState) -> str:
     """Return a state as one line: phase, places, and what is remembered."""
     parts = [f"{phase_name(state)} {round_number(state.phase)}"]
     for place in PLACES:

@@ -263,7 +263,7 @@ GARBAGE = (
 
 
 def test_whatever_strangers_send_the_runs_go_on() -> None:
-    settings = Settings(2, 2, grace_seconds=0.2)
+    settings = Settings(2, 2, disconnect_grace_seconds=0.2)
     with served() as server, Crowd(server.port, "job", settings) as crowd:
         crowd.join("n1", "n2")
         host, _, port = server.url.removeprefix("http://").rstrip("/").partition(":")

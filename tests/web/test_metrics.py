@@ -7,9 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fakes import Bench
 from tests.web.fakes import FakeServer
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Exclude, Notify
-from rallypoint.core.state import Settings
+from rallypoint.core.state import Aspect, Settings
 from rallypoint.web.metrics import ServerCollector
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -27,7 +26,7 @@ def scrape(server: FakeServer) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
 
 
 def at_work() -> FakeServer:
-    server = FakeServer(Bench(Settings(2, 2, grace_seconds=1.0, last_call_seconds=0)))
+    server = FakeServer(Bench(Settings(2, 2, disconnect_grace_seconds=1.0, last_call_seconds=0)))
     server.bench.join("n1")
     server.bench.loop.advance(0.3)
     server.bench.join("n2")

@@ -96,7 +96,9 @@ def test_no_serious_fault_of_access(
 
 def test_a_thousand_members_scroll_smoothly(browser: "Browser", server: Served) -> None:
     names = [f"rack{i // 40:02d}-n{i % 40:02d}" for i in range(1000)]
-    settings = Settings(999, 1000, target_nodes=1000, lease_seconds=60, grace_seconds=GRACE_SECONDS)
+    settings = Settings(
+        999, 1000, target_nodes=1000, lease_seconds=60, disconnect_grace_seconds=GRACE_SECONDS
+    )
     with Crowd(server.port, "big", settings) as crowd:
         crowd.join(*names)
         with look(browser, f"{server.url}?run=big") as shown:
@@ -137,7 +139,7 @@ SCROLL = """async () => {
 
 
 def test_the_keyboard_does_it_all(browser: "Browser", server: Served) -> None:
-    settings = Settings(1, 2, target_nodes=2, grace_seconds=0.1)
+    settings = Settings(1, 2, target_nodes=2, disconnect_grace_seconds=0.1)
     crowd, other = Crowd(server.port, "keys", settings), Crowd(server.port, "other", settings)
     with crowd, other:
         crowd.join("a1", "a2")

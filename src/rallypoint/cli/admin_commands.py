@@ -26,10 +26,9 @@ from rallypoint.cli.options import (
     token_file_option,
 )
 from rallypoint.cli.run_sources import open_source
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Close, Exclude, Notify
 from rallypoint.core.exclusion import selects
-from rallypoint.core.state import Node
+from rallypoint.core.state import Aspect, Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.net.token_sources import read_token

@@ -9,9 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from rallypoint.core import codec
 from rallypoint.core.advance import timers
-from rallypoint.core.state import PLACES, NodeId, State
+from rallypoint.core.state import PLACES, NodeId, RunState, decode_state
 from rallypoint.deadline import Deadline
 from rallypoint.engines.registry import engine_url, is_engine, open_engine
 from rallypoint.engines.url import redacted
@@ -22,7 +21,7 @@ from rallypoint.net.tls import read_tls
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.coordinator import Order
-from rallypoint.rendezvous.reports.history import Chronicle
+from rallypoint.rendezvous.reports.history import History
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.reports.status import SCHEMA, ServerStatus, Status, run_status
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
@@ -113,22 +112,22 @@ class SharedSource(Source):
         self._backend = backend
         self._close = close
         self._where = where
-        self._chronicle = Chronicle()
-        self._state: State | None = None
+        self._history = History()
+        self._state: RunState | None = None
         self._signs: dict[NodeId, tuple[int, float]] = {}
         self._looks = 0
 
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
         found = self._backend.get_state()
-        state = State(run_id or "") if found is None else codec.decode(found[0])
+        state = RunState(run_id or "") if found is None else decode_state(found[0])
         now = time.monotonic()
-        before = self._state or State(state.run_id)
+        before = self._state or RunState(state.run_id)
         if before != state or self._looks == 0:
-            self._chronicle.note(before, (), state, now)
+            self._history.note(before, (), state, now)
         self._state = state
         self._looks += 1
         self._see(state, now)
-        seen = self._chronicle if self._looks > 1 else None
+        seen = self._history if self._looks > 1 else None
         running = [(timer, None) for timer in timers(state)]
         report = report_of(state, self._where, seen, now, self._heard, running)
         return Status(SCHEMA, self._where, None, (run_status(report),))
@@ -136,7 +135,7 @@ class SharedSource(Source):
     def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
         Exchange(self._backend, run_id).run(lambda _: [event], deadline)
 
-    def _see(self, state: State, now: float) -> None:
+    def _see(self, state: RunState, now: float) -> None:
         signs: dict[NodeId, tuple[int, float]] = {}
         for place in PLACES:
             for node, member in getattr(state, place).items():

@@ -83,10 +83,10 @@ def command(
         min_nodes=min(nodes, min_nodes or max(1, nodes // 2)),
         max_nodes=nodes,
         last_call_seconds=last_call,
-        rejoin_seconds=rejoin_timeout or ample_rejoin(stop_seconds),
-        replacement_seconds=replacement_wait,
+        rejoin_timeout_seconds=rejoin_timeout or ample_rejoin(stop_seconds),
+        replacement_wait_seconds=replacement_wait,
         lease_seconds=lease,
-        grace_seconds=min(disconnect_grace, lease),
+        disconnect_grace_seconds=min(disconnect_grace, lease),
     )
     weather = Weather(hours, mtbf, silent, repair, stalls, stall)
     forecast = Job(nodes, settings, weather, stop_seconds, seed).run()

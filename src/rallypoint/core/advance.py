@@ -1,11 +1,13 @@
 """The one place for decisions: `advance(state, *events) -> Step`. PURE.
 
-All transitions of a run live here. Each event is applied in order, and after each one
-`_settle` asks whether the round can be sealed; the letters in comments are the rules of
-docs/state-machine.md. Hosts and handlers only carry events in and messages out.
+    Gathering(n) --min_nodes--> LastCall(n) --over, or full--> Sealed(n)
+    Sealed(n) --a node is lost, leaves, fails or joins again--> Gathering(n+1)
+    any phase --close, all finished, budget spent--> Closed --new incarnation--> Gathering
 
-    Gathering(n) --min nodes--> LastCall(n) --over, or full--> Sealed(n) --loss, leave,
-    failure, rejoin--> Gathering(n+1) ...        any phase --close--> Closed
+`TRANSITIONS` lists all events with their functions and the rules of docs/state-machine.md that
+they implement. After each event `failures.judge` may exclude a node (H1), and `rounds.settle`
+closes a run whose budget is spent (B1), moves between Gathering and LastCall (J2), and seals the
+round (J3 to J5); sealing hands out seats (S2) and ranks (R1, `ranks.assign_ranks`).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.core import departures, exclusion, joins, notices, quarantine, worker_events
-from rallypoint.core.annotations import NO_REASON
+from rallypoint.core import departures, exclusion, failures, joins, notices, rounds
 from rallypoint.core.events import (
     Admit,
     Beat,
@@ -39,64 +40,90 @@ from rallypoint.core.events import (
     Timer,
 )
 from rallypoint.core.explain import describe
-from rallypoint.core.mutable_state import Draft
-from rallypoint.core.rounds import close_run, settle
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import (
     PLACES,
     Closed,
     Gathering,
     LastCall,
+    RunState,
     Sealed,
-    State,
     Verdict,
     round_number,
 )
 
+TRANSITIONS: dict[type, Callable[[MutableState, Any], None]] = {
+    Join: joins.join,  # J1, J6, N1, N2, L2, C1, E1, H1, I1
+    Finish: departures.finish,  # F1
+    Leave: departures.leave,  # L1, L3
+    Lost: departures.lost,  # L1, L2
+    Disconnected: departures.disconnected,  # L1
+    Reconnected: departures.reconnected,  # L1
+    Beat: departures.beat,  # L1, serverless only
+    Fail: failures.fail,  # B1, N2
+    Notify: notices.notify,  # P1
+    Exclude: exclusion.exclude,  # H1
+    Admit: exclusion.admit,  # H1
+    Close: rounds.close,  # C1
+    LastCallOver: rounds.last_call_over,  # J4
+    RejoinOver: departures.rejoin_over,  # G1
+    ReplacementWaitOver: rounds.replacement_wait_over,  # J5
+    SteadyOver: failures.steady_over,  # B1
+    ExclusionOver: exclusion.over,  # H1
+}
+TIMER_SETTINGS: dict[type, str] = {
+    LastCallOver: "last_call",
+    RejoinOver: "rejoin_timeout",
+    ReplacementWaitOver: "replacement_wait",
+    SteadyOver: "steady_after",
+}
+"""Which setting is the length of a timer; an `ExclusionOver` has that of its exclusion."""
+
 
 class Step(msgspec.Struct, frozen=True):
-    """What follows from an event.
+    """The result of events.
 
     Args:
         state: the next state.
         messages: to be sent, in order, only AFTER `state` has been stored.
-        timers: the timers that should run in `state`; the host starts those that are new,
-            stops those that are gone, and hands a timer back as an event when it ends.
+        timers: that run in `state`; the host starts new ones, stops those that are gone, and
+            sends each as an event when it ends.
         notes: what happened, for people.
     """
 
-    state: State
+    state: RunState
     messages: tuple[Send, ...]
     timers: tuple[Timer, ...]
     notes: tuple[str, ...]
 
     @property
     def reason(self) -> str:
-        """What happened and what is waited for, for people; made for who asks."""
+        """For people: what happened, and what the run waits for. Computed when it is read."""
         return "; ".join([*self.notes[-3:], describe(self.state)])
 
 
-def advance(state: State, *events: Event) -> Step:
-    """Apply events in order; the same as one after the other, at the cost of one copy."""
-    draft = Draft(state)
+def advance(state: RunState, *events: Event) -> Step:
+    """Apply events in order: the same as one after the other, with a single copy of the state."""
+    run = MutableState(state)
     notes: list[str] = []
     for event in events:
-        draft.note = ""
-        _RULES[type(event)](draft, event)
-        if quarantine.judge(draft):
-            notes.append(draft.note)
-        settle(draft)
-        if draft.note and draft.note not in notes[-1:]:
-            notes.append(draft.note)
-    after = draft.freeze()
-    return Step(after, tuple(draft.messages), timers(after), tuple(notes))
+        run.note = ""
+        TRANSITIONS[type(event)](run, event)
+        if failures.judge(run):
+            notes.append(run.note)
+        rounds.settle(run)
+        if run.note and run.note not in notes[-1:]:
+            notes.append(run.note)
+    after = run.freeze()
+    return Step(after, tuple(run.messages), timers(after), tuple(notes))
 
 
-def broken(state: State, by: str, at: str, why: str) -> Step:
-    """Close a run whose rules have failed: by none of them, so that nothing more can fail.
+def broken(state: RunState, by: str, at: str, why: str) -> Step:
+    """Close a run after an internal error, without any of the rules that may have failed.
 
     Args:
         state: the last one that was stored.
-        by, at, why: as those of a `Close`.
+        by, at, why: as in `Close`.
     """
     if isinstance(state.phase, Closed):
         return Step(state, (), (), ())
@@ -105,17 +132,17 @@ def broken(state: State, by: str, at: str, why: str) -> Step:
     emptied: dict[str, Any] = {place: {} for place in PLACES}
     closed = Closed(number, by, at, why)
     after = msgspec.structs.replace(state, phase=closed, notices={}, failing=0, **emptied)
-    told = RunClosed(state.incarnation, number, by, at, why, Verdict.CLOSED)
-    return Step(after, (Send(nodes, told),), (), ())
+    message = RunClosed(state.incarnation, number, by, at, why, Verdict.CLOSED)
+    return Step(after, (Send(nodes, message),), (), ())
 
 
-def timers(state: State) -> tuple[Timer, ...]:
-    """Return the timers that should run in a state."""
-    keeping = (x.number for x in state.exclusions if x.seconds is not None)
-    return (*_of_round(state), *map(ExclusionOver, keeping))
+def timers(state: RunState) -> tuple[Timer, ...]:
+    """Return the timers that run in a state."""
+    temporary = (x.number for x in state.exclusions if x.seconds is not None)
+    return (*_timers_of_round(state), *map(ExclusionOver, temporary))
 
 
-def _of_round(state: State) -> Iterator[Timer]:
+def _timers_of_round(state: RunState) -> Iterator[Timer]:
     phase, settings, incarnation = state.phase, state.settings, state.incarnation
     if settings is None:
         return
@@ -126,86 +153,16 @@ def _of_round(state: State) -> Iterator[Timer]:
     elif isinstance(phase, Gathering):
         if state.participants:
             yield RejoinOver(incarnation, phase.round)
-        if phase.lost and not phase.patience_over and settings.replacement_seconds > 0:
+        if phase.lost and not phase.patience_over and settings.replacement_wait_seconds > 0:
             yield ReplacementWaitOver(incarnation, phase.round)
 
 
-def timer_seconds(state: State, timer: Timer) -> float:
+def timer_seconds(state: RunState, timer: Timer) -> float:
     """Return how long a timer of this state runs, in seconds."""
-    settings = state.settings
     if isinstance(timer, ExclusionOver):
         lasting = (x.seconds for x in state.exclusions if x.number == timer.number)
         return next(lasting, None) or 0.0
-    if settings is None:
+    if state.settings is None:
         return 0.0
-    match timer:
-        case LastCallOver():
-            return settings.last_call_seconds
-        case RejoinOver():
-            return settings.rejoin_seconds
-        case SteadyOver():
-            return settings.steady_seconds
-    return settings.replacement_seconds
-
-
-# -- ends of timers, fenced by what the host saw when it set them ---------------------------
-
-
-def _last_call_over(d: Draft, e: LastCallOver) -> None:
-    phase = d.phase
-    current = isinstance(phase, LastCall) and (phase.round, phase.call) == (e.round, e.call)
-    if current and e.incarnation == d.incarnation:
-        d.note = "the last call is over"
-        d.phase = LastCall(e.round, e.call, over=True)  # J4
-
-
-def _rejoin_over(d: Draft, e: RejoinOver) -> None:
-    if _gathering(d, e.incarnation, e.round):
-        for member in list(d.participants.values()):  # G1: told, and silent for rejoin_timeout
-            departures.lose(d, member.node, f"did not join round {e.round} within rejoin_timeout")
-
-
-def _replacement_wait_over(d: Draft, e: ReplacementWaitOver) -> None:
-    phase = d.phase
-    if isinstance(phase, Gathering) and phase.lost and _gathering(d, e.incarnation, e.round):
-        d.note = "no replacement came in time"
-        d.phase = msgspec.structs.replace(phase, patience_over=True)
-
-
-def _steady_over(d: Draft, e: SteadyOver) -> None:
-    phase = d.phase
-    current = isinstance(phase, Sealed) and phase.record.number == e.round
-    if current and e.incarnation == d.incarnation and d.failing:
-        d.note = f"round {e.round} works steadily"
-        d.failing = 0  # B1: the next failure is the first of its row
-
-
-def _gathering(d: Draft, incarnation: int, number: int) -> bool:
-    return isinstance(d.phase, Gathering) and (d.incarnation, d.round) == (incarnation, number)
-
-
-def _close(d: Draft, e: Close) -> None:
-    if e.incarnation in (0, d.incarnation):  # E1
-        why = e.why or NO_REASON
-        close_run(d, e.by, e.at, why, Verdict.CLOSED)  # L3: only here, in F1 and in B1
-
-
-_RULES: dict[type, Callable[[Draft, Any], None]] = {
-    Join: joins.join,
-    Leave: departures.leave,
-    Lost: departures.lost,
-    Finish: worker_events.finish,
-    Fail: worker_events.fail,
-    Notify: notices.notify,
-    Exclude: exclusion.exclude,
-    Admit: exclusion.admit,
-    Beat: departures.beat,
-    Disconnected: departures.disconnected,
-    Reconnected: departures.reconnected,
-    Close: _close,
-    LastCallOver: _last_call_over,
-    RejoinOver: _rejoin_over,
-    ReplacementWaitOver: _replacement_wait_over,
-    SteadyOver: _steady_over,
-    ExclusionOver: exclusion.over,
-}
+    seconds: float = getattr(state.settings, f"{TIMER_SETTINGS[type(timer)]}_seconds")
+    return seconds

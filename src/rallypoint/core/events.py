@@ -9,27 +9,21 @@ knows, so one that comes late is recognised (E1).
 from collections.abc import Set
 from enum import StrEnum
 
-import msgspec
-
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.state import (
+    Aspect,
     Failure,
     Node,
     NodeId,
     Round,
     Settings,
+    Value,
     Verdict,
 )
-
-
-class _Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of events and messages."""
-
 
 # -- events from nodes --------------------------------------------------------------------
 
 
-class Join(_Value, frozen=True, tag=True):
+class Join(Value, frozen=True, tag=True):
     """A node asks for the next round.
 
     Args:
@@ -49,14 +43,14 @@ class Join(_Value, frozen=True, tag=True):
     new_incarnation: bool = False
 
 
-class Leave(_Value, frozen=True, tag=True):
+class Leave(Value, frozen=True, tag=True):
     """A node goes in good order."""
 
     node: NodeId
     why: str = ""
 
 
-class Finish(_Value, frozen=True, tag=True):
+class Finish(Value, frozen=True, tag=True):
     """A participant's work is done."""
 
     node: NodeId
@@ -65,7 +59,7 @@ class Finish(_Value, frozen=True, tag=True):
     at: str = ""
 
 
-class Fail(_Value, frozen=True, tag=True):
+class Fail(Value, frozen=True, tag=True):
     """A participant's worker failed; its node will join again."""
 
     node: NodeId
@@ -74,7 +68,7 @@ class Fail(_Value, frozen=True, tag=True):
     failure: Failure
 
 
-class Close(_Value, frozen=True, tag=True):
+class Close(Value, frozen=True, tag=True):
     """Someone ends the incarnation that it knows (0: whichever is open)."""
 
     by: str
@@ -83,7 +77,7 @@ class Close(_Value, frozen=True, tag=True):
     incarnation: int = 0
 
 
-class Notify(_Value, frozen=True, tag=True):
+class Notify(Value, frozen=True, tag=True):
     """Word that a node will leave, from itself or from someone else.
 
     Args:
@@ -99,7 +93,7 @@ class Notify(_Value, frozen=True, tag=True):
     seconds: float | None = None
 
 
-class Exclude(_Value, frozen=True, tag=True):
+class Exclude(Value, frozen=True, tag=True):
     """Someone wants nodes kept out (rule H1).
 
     Args:
@@ -119,7 +113,7 @@ class Exclude(_Value, frozen=True, tag=True):
     at: str = ""
 
 
-class Admit(_Value, frozen=True, tag=True):
+class Admit(Value, frozen=True, tag=True):
     """Someone ends the exclusion of `name`."""
 
     aspect: Aspect
@@ -128,7 +122,7 @@ class Admit(_Value, frozen=True, tag=True):
     at: str = ""
 
 
-class Beat(_Value, frozen=True, tag=True):
+class Beat(Value, frozen=True, tag=True):
     """A node is alive (shared host only; the server counts silence outside the state)."""
 
     node: NodeId
@@ -137,13 +131,13 @@ class Beat(_Value, frozen=True, tag=True):
 # -- events from the host -----------------------------------------------------------------
 
 
-class Disconnected(_Value, frozen=True, tag=True):
+class Disconnected(Value, frozen=True, tag=True):
     """A node's connection was cut without a leave; its grace runs (hosted)."""
 
     node: NodeId
 
 
-class Reconnected(_Value, frozen=True, tag=True):
+class Reconnected(Value, frozen=True, tag=True):
     """The connection came back in time (hosted)."""
 
     node: NodeId
@@ -157,7 +151,7 @@ class Cause(StrEnum):
     DIED = "its process died"
 
 
-class Lost(_Value, frozen=True, tag=True):
+class Lost(Value, frozen=True, tag=True):
     """A node's lease lapsed or its grace is over. `beats`: what the host had seen by then."""
 
     node: NodeId
@@ -165,7 +159,7 @@ class Lost(_Value, frozen=True, tag=True):
     beats: int = 0
 
 
-class LastCallOver(_Value, frozen=True, tag=True):
+class LastCallOver(Value, frozen=True, tag=True):
     """The timer of last call `call` ended."""
 
     incarnation: int
@@ -173,28 +167,28 @@ class LastCallOver(_Value, frozen=True, tag=True):
     call: int
 
 
-class RejoinOver(_Value, frozen=True, tag=True):
+class RejoinOver(Value, frozen=True, tag=True):
     """The participants of the round before have had their time to join round `round`."""
 
     incarnation: int
     round: int
 
 
-class ReplacementWaitOver(_Value, frozen=True, tag=True):
+class ReplacementWaitOver(Value, frozen=True, tag=True):
     """Round `round` has waited long enough for replacements."""
 
     incarnation: int
     round: int
 
 
-class SteadyOver(_Value, frozen=True, tag=True):
+class SteadyOver(Value, frozen=True, tag=True):
     """Round `round` has worked for so long that failures before it count no more."""
 
     incarnation: int
     round: int
 
 
-class ExclusionOver(_Value, frozen=True, tag=True):
+class ExclusionOver(Value, frozen=True, tag=True):
     """Exclusion `number` has lasted as long as it should."""
 
     number: int
@@ -211,13 +205,13 @@ Event = (
 # -- messages -----------------------------------------------------------------------------
 
 
-class RoundSealed(_Value, frozen=True, tag=True):
+class RoundSealed(Value, frozen=True, tag=True):
     """To each participant: the round is agreed."""
 
     record: Round
 
 
-class RoundOpened(_Value, frozen=True, tag=True):
+class RoundOpened(Value, frozen=True, tag=True):
     """To each participant of the round before: it is over, join again."""
 
     incarnation: int
@@ -226,7 +220,7 @@ class RoundOpened(_Value, frozen=True, tag=True):
     lost: tuple[str, ...] = ()
 
 
-class Parked(_Value, frozen=True, tag=True):
+class Parked(Value, frozen=True, tag=True):
     """To a newcomer during a sealed round: it waits for the next, or is a spare."""
 
     incarnation: int
@@ -235,7 +229,7 @@ class Parked(_Value, frozen=True, tag=True):
     why: str
 
 
-class WaitingChanged(_Value, frozen=True, tag=True):
+class WaitingChanged(Value, frozen=True, tag=True):
     """To each participant: so many nodes wait for the next round."""
 
     incarnation: int
@@ -243,7 +237,7 @@ class WaitingChanged(_Value, frozen=True, tag=True):
     count: int
 
 
-class NoticeGiven(_Value, frozen=True, tag=True):
+class NoticeGiven(Value, frozen=True, tag=True):
     """To each participant, and to the node itself: it will leave, so save what must be saved.
 
     It stands until the node has gone or the round is over; giving it again changes nothing.
@@ -267,13 +261,13 @@ class NoticeGiven(_Value, frozen=True, tag=True):
     seconds: float | None = None
 
 
-class SettingsHeld(_Value, frozen=True, tag=True):
+class SettingsHeld(Value, frozen=True, tag=True):
     """To a newcomer: it is in, but the run was opened with other values than it gave."""
 
     why: str
 
 
-class RunClosed(_Value, frozen=True, tag=True):
+class RunClosed(Value, frozen=True, tag=True):
     """To every live node: the incarnation has ended; `failures`: the first one first."""
 
     incarnation: int
@@ -311,7 +305,7 @@ def shut_out_as(node: NodeId, replaced: Set[NodeId]) -> Refusal:
     return Refusal.REPLACED if node in replaced else Refusal.FENCED
 
 
-class Refused(_Value, frozen=True, tag=True):
+class Refused(Value, frozen=True, tag=True):
     """To one node: what it asked for cannot be had. `verdict`: of a run that is closed."""
 
     refusal: Refusal
@@ -333,14 +327,14 @@ Message = (
 )  # fmt: skip
 
 
-class Send(_Value, frozen=True):
+class Send(Value, frozen=True):
     """One message, and the nodes it goes to."""
 
     to: tuple[NodeId, ...]
     message: Message
 
 
-class Assignment(_Value, frozen=True):
+class Assignment(Value, frozen=True):
     """What one node needs of a sealed round: its seat, without the others'.
 
     Args:

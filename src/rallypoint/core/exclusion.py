@@ -6,16 +6,18 @@ ends by an `Admit`, by its timer, or never. A node that is put out is not fenced
 again once it is admitted.
 """
 
-from rallypoint.core.annotations import NO_REASON, Aspect, Exclusion
 from rallypoint.core.departures import remove
 from rallypoint.core.events import Admit, Exclude, ExclusionOver, Refusal, Refused
-from rallypoint.core.mutable_state import Draft
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import (
     EXCLUSIONS_LIMIT,
+    NO_REASON,
+    Aspect,
+    Exclusion,
     Member,
     Node,
     NodeId,
-    State,
+    RunState,
     round_number,
 )
 
@@ -29,18 +31,18 @@ def selects(aspect: Aspect, name: str, node: Node) -> bool:
     return name in (node.id, node.host, node.label)
 
 
-def exclude(d: Draft, e: Exclude) -> None:
+def exclude(run: MutableState, e: Exclude) -> None:
     """Keep nodes out; those that are live lose their places and are told why (H1)."""
-    hit = [member for member in d.active() if selects(e.aspect, e.name, member.node)]
-    standing = [x for x in d.exclusions if not _is_same(x, e)]
-    former = [x for x in d.exclusions if _is_same(x, e)]
+    hit = [member for member in run.active() if selects(e.aspect, e.name, member.node)]
+    standing = [x for x in run.exclusions if not _is_same(x, e)]
+    former = [x for x in run.exclusions if _is_same(x, e)]
     nodes = [node for x in former for node in x.nodes] + [member.node.id for member in hit]
     slots = [slot for x in former for slot in x.slots]
     if e.aspect is Aspect.NODE:  # a new process in the same place is the same node to people
         slots += [member.node.slot for member in hit if member.node.slot is not None]
-    d.exclusion_count += 1
+    run.exclusion_count += 1
     exclusion = Exclusion(
-        d.exclusion_count,
+        run.exclusion_count,
         e.aspect,
         e.name,
         e.why or NO_REASON,
@@ -50,40 +52,40 @@ def exclude(d: Draft, e: Exclude) -> None:
         tuple(dict.fromkeys(nodes)),
         tuple(dict.fromkeys(slots)),
     )
-    d.exclusions = (*standing, exclusion)[-EXCLUSIONS_LIMIT:]
-    d.note = exclusion.sentence
+    run.exclusions = (*standing, exclusion)[-EXCLUSIONS_LIMIT:]
+    run.note = exclusion.sentence
     for member in hit:
-        _put_out(d, member, exclusion)
+        _put_out(run, member, exclusion)
 
 
-def admit(d: Draft, e: Admit) -> None:
+def admit(run: MutableState, e: Admit) -> None:
     """End an exclusion; who was kept out may join again (H1)."""
-    for exclusion in d.exclusions:
+    for exclusion in run.exclusions:
         if _is_same(exclusion, e):
-            _end(d, exclusion, f"{e.aspect} {e.name} is admitted again by {e.by}")
+            _end(run, exclusion, f"{e.aspect} {e.name} is admitted again by {e.by}")
 
 
-def over(d: Draft, e: ExclusionOver) -> None:
+def over(run: MutableState, e: ExclusionOver) -> None:
     """An exclusion has lasted as long as it should (H1)."""
-    for exclusion in d.exclusions:
+    for exclusion in run.exclusions:
         if exclusion.number == e.number:
-            _end(d, exclusion, f"the exclusion of {exclusion.aspect} {exclusion.name} is over")
+            _end(run, exclusion, f"the exclusion of {exclusion.aspect} {exclusion.name} is over")
 
 
-def bars(d: Draft, node: Node) -> bool:
+def bars(run: MutableState, node: Node) -> bool:
     """Return whether a node that asks to join is kept out, and tell it so (H1)."""
-    found = next((x for x in d.exclusions if covers(x, node)), None)
+    found = next((x for x in run.exclusions if covers(x, node)), None)
     if found is None:
         return False
-    place = d.place_of(node.id)
-    if place is None or place is d.finished:
-        d.refuse(node.id, Refusal.EXCLUDED, found.sentence)
+    place = run.place_of(node.id)
+    if place is None or place is run.finished:
+        run.refuse(node.id, Refusal.EXCLUDED, found.sentence)
     else:  # it has moved to where nobody is wanted
-        _put_out(d, place[node.id], found)
+        _put_out(run, place[node.id], found)
     return True
 
 
-def told(state: State, node: NodeId) -> Refused | None:
+def told(state: RunState, node: NodeId) -> Refused | None:
     """Return what a node was told when it was put out, None if it was not."""
     for exclusion in state.exclusions:
         if node in exclusion.nodes:
@@ -102,12 +104,14 @@ def covers(exclusion: Exclusion, node: Node) -> bool:
     return meant or node.id in exclusion.nodes or node.slot in exclusion.slots
 
 
-def _put_out(d: Draft, member: Member, exclusion: Exclusion) -> None:
+def _put_out(run: MutableState, member: Member, exclusion: Exclusion) -> None:
     node = member.node
-    d.send((node.id,), Refused(Refusal.EXCLUDED, exclusion.sentence, d.incarnation, d.round))
-    remove(d, node.id, f"{node.label} was excluded by {exclusion.by}: {exclusion.why}", lost=False)
+    run.send((node.id,), Refused(Refusal.EXCLUDED, exclusion.sentence, run.incarnation, run.round))
+    remove(
+        run, node.id, f"{node.label} was excluded by {exclusion.by}: {exclusion.why}", lost=False
+    )
 
 
-def _end(d: Draft, exclusion: Exclusion, note: str) -> None:
-    d.exclusions = tuple(x for x in d.exclusions if x is not exclusion)
-    d.note = note
+def _end(run: MutableState, exclusion: Exclusion, note: str) -> None:
+    run.exclusions = tuple(x for x in run.exclusions if x is not exclusion)
+    run.note = note

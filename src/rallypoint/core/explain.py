@@ -17,9 +17,9 @@ from rallypoint.core.state import (
     LastCall,
     Member,
     Node,
+    RunState,
     Sealed,
     Settings,
-    State,
 )
 
 NAMES_SHOWN = 5
@@ -28,12 +28,12 @@ _SETTINGS = {  # what may be asked for otherwise (J6: the bounds may not), by pa
     "max_restarts": "max_restarts",
     "last_call_seconds": "last_call",
     "lease_seconds": "lease",
-    "grace_seconds": "disconnect_grace",
-    "replacement_seconds": "replacement_wait",
-    "rejoin_seconds": "rejoin_timeout",
-    "steady_seconds": "steady_after",
+    "disconnect_grace_seconds": "disconnect_grace",
+    "replacement_wait_seconds": "replacement_wait",
+    "rejoin_timeout_seconds": "rejoin_timeout",
+    "steady_after_seconds": "steady_after",
     "quarantine_failures": "quarantine_failures",
-    "quarantine_seconds": "quarantine_time",
+    "quarantine_time_seconds": "quarantine_time",
 }
 _PHASE_NAMES = {
     Gathering: "gathering",
@@ -51,7 +51,7 @@ def names(members: Collection[Member], shown: int = NAMES_SHOWN) -> str:
     return ", ".join(labels) + (f" and {more} more" if more > 0 else "")
 
 
-def describe(state: State) -> str:
+def describe(state: RunState) -> str:
     """Return one sentence: where the run stands and what it waits for."""
     phase = state.phase
     if isinstance(phase, Closed):
@@ -68,7 +68,7 @@ def closed_sentence(run_id: str, phase: Closed) -> str:
     return f"run {run_id!r} {how}{when} by {phase.by}: {phase.why}"
 
 
-def _news(state: State) -> str:
+def _news(state: RunState) -> str:
     text = "".join(
         f"; {n.label} will leave: {n.why}" for n in islice(state.notices.values(), NAMES_SHOWN)
     )
@@ -76,7 +76,7 @@ def _news(state: State) -> str:
     return text + (f"; kept out: {kept_out}" if kept_out else "")
 
 
-def _sealed(state: State, phase: Sealed) -> str:
+def _sealed(state: RunState, phase: Sealed) -> str:
     record = phase.record
     text = f"round {record.number} is at work with {nodes(len(record.seats))}"
     if phase.done:
@@ -89,7 +89,7 @@ def _sealed(state: State, phase: Sealed) -> str:
     return text
 
 
-def _gathering(state: State, phase: Gathering | LastCall) -> str:
+def _gathering(state: RunState, phase: Gathering | LastCall) -> str:
     settings = state.settings
     if settings is None:
         return f"run {state.run_id!r} has not been opened: no node has joined"
@@ -99,7 +99,7 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
         text += f" (opened because {state.opening})"
     if state.participants:
         text += f"; waiting for {names(state.participants.values())} to join again"
-        return text + f" (rejoin_timeout={settings.rejoin_seconds:g} s)"
+        return text + f" (rejoin_timeout={settings.rejoin_timeout_seconds:g} s)"
     if have < least:
         text += f"; waiting for {least - have} more"
         if state.candidates:
@@ -110,11 +110,14 @@ def _gathering(state: State, phase: Gathering | LastCall) -> str:
     cut = [m for m in state.candidates.values() if not m.connected]
     if cut:
         text += f"; waiting for {names(cut)}, whose connection is cut"
-        return text + f" (disconnect_grace={settings.grace_seconds:g} s)"
+        return text + f" (disconnect_grace={settings.disconnect_grace_seconds:g} s)"
     if isinstance(phase, LastCall):
         text += f"; last call for up to {goal_of(settings) - have} more"
         return text + f" (last_call={settings.last_call_seconds:g} s)"
-    return text + f"; waiting for a replacement (replacement_wait={settings.replacement_seconds:g})"
+    return (
+        text
+        + f"; waiting for a replacement (replacement_wait={settings.replacement_wait_seconds:g})"
+    )
 
 
 def differences(held: Settings, asked: Settings) -> str:
@@ -128,7 +131,9 @@ def differences(held: Settings, asked: Settings) -> str:
         if known[name] != given[name]
     ]
     told = [", ".join(other) + ", which holds for all nodes"] if other else []
-    if held.rejoin_seconds < asked.rejoin_seconds:  # what it asked for outlasts its stop grace
+    if (
+        held.rejoin_timeout_seconds < asked.rejoin_timeout_seconds
+    ):  # what it asked for outlasts its stop grace
         told.append("a node whose workers take longer to stop is lost in each change")
     if held.admit and asked.admit and held.admit is not asked.admit:
         own = "each node goes by its own, so give all nodes the same"
@@ -151,19 +156,19 @@ def nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def phase_name(state: State) -> str:
+def phase_name(state: RunState) -> str:
     """Return the phase in one word or two."""
     return _PHASE_NAMES[type(state.phase)]
 
 
-def missing(state: State) -> tuple[str, ...]:
+def missing(state: RunState) -> tuple[str, ...]:
     """Return the labels of nodes that are known and that the round waits for."""
     if isinstance(state.phase, (Gathering, LastCall)):
         return tuple(m.node.label for m in state.participants.values())
     return ()
 
 
-def rows(state: State) -> list[tuple[Node, str, int | None, bool]]:
+def rows(state: RunState) -> list[tuple[Node, str, int | None, bool]]:
     """Return every live node with its place, its rank and whether it is connected."""
     return [
         (member.node, place.removesuffix("s"), member.rank, member.connected)

@@ -15,13 +15,13 @@ from rallypoint.core.state import (
     Closed,
     Gathering,
     LastCall,
+    RunState,
     Sealed,
-    State,
     round_number,
 )
 
 
-def check_state(state: State) -> list[str]:
+def check_state(state: RunState) -> list[str]:
     """Return what is wrong with one state (empty: nothing)."""
     broken: list[str] = []
     live = [node for place in PLACES for node in getattr(state, place)]
@@ -41,7 +41,7 @@ def check_state(state: State) -> list[str]:
     return broken
 
 
-def _check_places(state: State) -> list[str]:
+def _check_places(state: RunState) -> list[str]:
     phase = state.phase
     broken = []
     if isinstance(phase, (Gathering, LastCall)) and (state.waiting or state.spares):
@@ -55,7 +55,7 @@ def _check_places(state: State) -> list[str]:
     return broken
 
 
-def _check_kept_out(state: State) -> list[str]:
+def _check_kept_out(state: RunState) -> list[str]:
     """H1: who is excluded has no place, but may have finished before it was."""
     active = [m for p in PLACES if p != "finished" for m in getattr(state, p).values()]
     return [
@@ -66,7 +66,7 @@ def _check_kept_out(state: State) -> list[str]:
     ]
 
 
-def _check_sealed(state: State, phase: Sealed) -> list[str]:
+def _check_sealed(state: RunState, phase: Sealed) -> list[str]:
     record, settings = phase.record, state.settings
     broken = []
     if [seat.rank for seat in record.seats] != list(range(len(record.seats))):
@@ -87,7 +87,7 @@ def _check_sealed(state: State, phase: Sealed) -> list[str]:
     return broken
 
 
-def check_step(before: State, after: State, messages: Iterable[Send]) -> list[str]:
+def check_step(before: RunState, after: RunState, messages: Iterable[Send]) -> list[str]:
     """Return what is wrong with the step from one state to the next (empty: nothing)."""
     broken = []
     old, new = round_number(before.phase), round_number(after.phase)

@@ -6,27 +6,29 @@ A batch of a thousand joins costs one copy of the places, not a thousand; nobody
 
 from collections.abc import Iterable
 
-from rallypoint.core.annotations import Exclusion, Notice, Strike
 from rallypoint.core.events import Message, Refusal, Refused, Send, shut_out_as
 from rallypoint.core.state import (
     FENCED_LIMIT,
     PLACES,
+    Exclusion,
     Failure,
     Member,
     NodeId,
+    Notice,
     Phase,
+    RunState,
     Settings,
-    State,
+    Strike,
     round_number,
 )
 
 Places = dict[NodeId, Member]
 
 
-class Draft:
-    """Mutable twin of `State`, with the messages and the reason of the step."""
+class MutableState:
+    """Mutable twin of `RunState`, with the messages and the reason of the step."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RunState) -> None:
         self.run_id = state.run_id
         self.settings: Settings | None = state.settings
         self.opened_by = state.opened_by
@@ -54,9 +56,9 @@ class Draft:
         self._slots: dict[str, NodeId] | None = None
         self._hints: dict[int, NodeId] | None = None
 
-    def freeze(self) -> State:
+    def freeze(self) -> RunState:
         """Return the state that the draft has become; the draft must not be used after."""
-        return State(
+        return RunState(
             run_id=self.run_id,
             settings=self.settings,
             opened_by=self.opened_by,

@@ -7,30 +7,29 @@ joins the round or resumes is told of those that stand. Of two notices of a node
 
 from collections.abc import Collection
 
-from rallypoint.core.annotations import Notice
 from rallypoint.core.events import NoticeGiven, Notify
-from rallypoint.core.mutable_state import Draft
-from rallypoint.core.state import NodeId, State, round_number
+from rallypoint.core.mutable_state import MutableState
+from rallypoint.core.state import NodeId, Notice, RunState, round_number
 
 UNSAID = "it was asked to"
 
 
-def notify(d: Draft, e: Notify) -> None:
+def notify(run: MutableState, e: Notify) -> None:
     """A live node will leave (P1); a later word holds only if it leaves less time."""
-    place = d.place_of(e.node)
-    if place is None or place is d.finished:
+    place = run.place_of(e.node)
+    if place is None or place is run.finished:
         return
     label = place[e.node].node.label
     notice = Notice(e.node, label, e.why or UNSAID, e.by or label, e.seconds)
-    known = d.notices.get(e.node)
+    known = run.notices.get(e.node)
     if known is not None and not _is_sooner(notice, known):
-        d.note = f"not sooner than the notice that stands: {known.sentence}"
+        run.note = f"not sooner than the notice that stands: {known.sentence}"
         return  # whose seconds run already
-    d.notices = {**d.notices, e.node: notice}
-    d.note = notice.sentence
-    works = place is d.participants or place is d.candidates
-    peers = [*d.participants, *d.candidates] if works else [e.node]
-    d.send(peers, _given(notice, d.incarnation, d.round))
+    run.notices = {**run.notices, e.node: notice}
+    run.note = notice.sentence
+    works = place is run.participants or place is run.candidates
+    peers = [*run.participants, *run.candidates] if works else [e.node]
+    run.send(peers, _given(notice, run.incarnation, run.round))
 
 
 def _is_sooner(notice: Notice, known: Notice) -> bool:
@@ -39,20 +38,20 @@ def _is_sooner(notice: Notice, known: Notice) -> bool:
     return known.seconds is None or notice.seconds < known.seconds
 
 
-def tell_standing(d: Draft, to: Collection[NodeId]) -> None:
+def tell_standing(run: MutableState, to: Collection[NodeId]) -> None:
     """Tell nodes that join a round of the notices that stand (P1)."""
-    for notice in d.notices.values():
-        if notice.node in d.participants:
-            d.send(to, _given(notice, d.incarnation, d.round))
+    for notice in run.notices.values():
+        if notice.node in run.participants:
+            run.send(to, _given(notice, run.incarnation, run.round))
 
 
-def forget(d: Draft, node: NodeId) -> None:
+def forget(run: MutableState, node: NodeId) -> None:
     """A node has gone, and its notice with it."""
-    if node in d.notices:
-        d.notices = {other: notice for other, notice in d.notices.items() if other != node}
+    if node in run.notices:
+        run.notices = {other: notice for other, notice in run.notices.items() if other != node}
 
 
-def standing(state: State, node: NodeId) -> tuple[NoticeGiven, ...]:
+def standing(state: RunState, node: NodeId) -> tuple[NoticeGiven, ...]:
     """Return what a live node has been told of the notices that stand."""
     works = _works(state, node)
     return tuple(
@@ -62,7 +61,7 @@ def standing(state: State, node: NodeId) -> tuple[NoticeGiven, ...]:
     )
 
 
-def _works(state: State, node: NodeId) -> bool:
+def _works(state: RunState, node: NodeId) -> bool:
     return node in state.participants or node in state.candidates
 
 

@@ -1,16 +1,22 @@
 """How rounds open, seal and end: each phase has one function that enters it. PURE."""
 
+import msgspec
+
 from rallypoint.core import notices, ranks
 from rallypoint.core.events import (
+    Close,
+    LastCallOver,
     Parked,
+    ReplacementWaitOver,
     RoundOpened,
     RoundSealed,
     RunClosed,
     WaitingChanged,
 )
 from rallypoint.core.explain import goal_of, nodes
-from rallypoint.core.mutable_state import Draft
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import (
+    NO_REASON,
     Closed,
     Failure,
     Gathering,
@@ -23,20 +29,22 @@ from rallypoint.core.state import (
 )
 
 
-def open_round(d: Draft, why: str, lost: tuple[str, ...] = (), *, charged: bool = False) -> None:
+def open_round(
+    run: MutableState, why: str, lost: tuple[str, ...] = (), *, charged: bool = False
+) -> None:
     """Enter Gathering(n+1) from Sealed(n); everybody is told why, and who was lost (L1, N2)."""
-    former = len(d.participants) + len(lost)
-    d.phase = Gathering(d.round + 1, lost=bool(lost), former=former, charged=charged)
-    d.opening = why
-    d.notices = {}  # P1: who will leave need not join again
-    d.failing = d.failing + 1 if charged else 0
-    d.note = f"round {d.round} opens: {why}"
-    to = [*d.participants, *d.waiting, *d.spares]
-    for place, standing in ((d.waiting, Standing.WAITING), (d.spares, Standing.NEW)):
+    former = len(run.participants) + len(lost)
+    run.phase = Gathering(run.round + 1, lost=bool(lost), former=former, charged=charged)
+    run.opening = why
+    run.notices = {}  # P1: who will leave need not join again
+    run.failing = run.failing + 1 if charged else 0
+    run.note = f"round {run.round} opens: {why}"
+    to = [*run.participants, *run.waiting, *run.spares]
+    for place, standing in ((run.waiting, Standing.WAITING), (run.spares, Standing.NEW)):
         for member in list(place.values()):  # S1: they need not ask again
             del place[member.node.id]
-            d.candidates[member.node.id] = standing_as(member, standing, None)
-    d.send(to, RoundOpened(d.incarnation, d.round, why, lost))
+            run.candidates[member.node.id] = standing_as(member, standing, None)
+    run.send(to, RoundOpened(run.incarnation, run.round, why, lost))
 
 
 def standing_as(member: Member, standing: Standing, rank: int | None) -> Member:
@@ -51,113 +59,113 @@ def standing_as(member: Member, standing: Standing, rank: int | None) -> Member:
     )
 
 
-def settle(d: Draft) -> None:
+def settle(run: MutableState) -> None:
     """Seal the round, or move between Gathering and LastCall, as the candidates allow."""
-    phase, settings = d.phase, d.settings
+    phase, settings = run.phase, run.settings
     if settings is None or not isinstance(phase, (Gathering, LastCall)):
         return
-    if is_spent(d, settings) and everybody_is_here(d):
-        _close_spent(d, settings)
+    if is_spent(run, settings) and everybody_is_here(run):
+        _close_spent(run, settings)
         return
-    have = len(d.candidates)
-    if have < settings.min_nodes or d.participants:  # J2: fell below min; G1, S2: seats are held
+    have = len(run.candidates)
+    if have < settings.min_nodes or run.participants:  # J2: fell below min; G1, S2: seats are held
         if isinstance(phase, LastCall):
-            d.phase = Gathering(round=phase.round)
+            run.phase = Gathering(round=phase.round)
         return
     goal = goal_of(settings)
     if have >= goal:
         came = "the only node wanted has come"
-        seal(d, came if goal == 1 else f"{goal} of the {goal} nodes wanted have come")  # J3
+        seal(run, came if goal == 1 else f"{goal} of the {goal} nodes wanted have come")  # J3
     elif isinstance(phase, LastCall):
         if phase.over:
-            seal(d, f"the last call is over with {have} of up to {goal} nodes")  # J4
+            seal(run, f"the last call is over with {have} of up to {goal} nodes")  # J4
     else:
-        _settle_gathering(d, phase, settings)
+        _settle_gathering(run, phase, settings)
 
 
-def is_spent(d: Draft, settings: Settings) -> bool:
+def is_spent(run: MutableState, settings: Settings) -> bool:
     """Return whether failures have passed the budget (B1)."""
-    return settings.max_restarts is not None and d.restarts > settings.max_restarts
+    return settings.max_restarts is not None and run.restarts > settings.max_restarts
 
 
-def everybody_is_here(d: Draft) -> bool:
+def everybody_is_here(run: MutableState) -> bool:
     """Return whether nobody of the round before is missing (B1, H1).
 
     What failures mean is judged then, not when they are told: workers also fail because a node
     was lost, and that may be known only a lease later.
     """
-    return not d.participants and _all_connected(d)
+    return not run.participants and _all_connected(run)
 
 
-def _close_spent(d: Draft, settings: Settings) -> None:
-    budget = d.restarts = settings.max_restarts or 0
-    last, first = last_failure(d), d.failures[0]
+def _close_spent(run: MutableState, settings: Settings) -> None:
+    budget = run.restarts = settings.max_restarts or 0
+    last, first = last_failure(run), run.failures[0]
     why = f"a worker failed and max_restarts={budget} is used up: {last.label}"
     if first is not last:
         why += (
-            f"; the first of {d.failing} such rounds in a row, round {first.round}: {first.label}"
+            f"; the first of {run.failing} such rounds in a row, round {first.round}: {first.label}"
         )
-    close_run(d, last.node, last.at, why, Verdict.BUDGET)
+    close_run(run, last.node, last.at, why, Verdict.BUDGET)
 
 
-def last_failure(d: Draft) -> Failure:
+def last_failure(run: MutableState) -> Failure:
     """Return the failure that has opened the present round (B1)."""
-    return next(failure for failure in d.failures if failure.round == d.round - 1)
+    return next(failure for failure in run.failures if failure.round == run.round - 1)
 
 
-def _all_connected(d: Draft) -> bool:
-    return all(member.connected for member in d.candidates.values())
+def _all_connected(run: MutableState) -> bool:
+    return all(member.connected for member in run.candidates.values())
 
 
-def _settle_gathering(d: Draft, phase: Gathering, settings: Settings) -> None:
-    returning = any(m.standing is Standing.MEMBER for m in d.candidates.values())
+def _settle_gathering(run: MutableState, phase: Gathering, settings: Settings) -> None:
+    returning = any(m.standing is Standing.MEMBER for m in run.candidates.values())
     if not returning:  # nobody knows the round before: as in a first round
-        d.calls += 1
-        d.phase = LastCall(phase.round, d.calls)  # J2
+        run.calls += 1
+        run.phase = LastCall(phase.round, run.calls)  # J2
         return
-    patient = phase.lost and not phase.patience_over and settings.replacement_seconds > 0
-    if patient and len(d.candidates) < phase.former:
+    patient = phase.lost and not phase.patience_over and settings.replacement_wait_seconds > 0
+    if patient and len(run.candidates) < phase.former:
         return
-    seal(d, f"all that are alive have come: {nodes(len(d.candidates))}")  # J5
+    seal(run, f"all that are alive have come: {nodes(len(run.candidates))}")  # J5
 
 
-def seal(d: Draft, reason: str) -> None:
+def seal(run: MutableState, reason: str) -> None:
     """Enter Sealed(n): hand out seats (S2) and ranks (R1), tell everyone.
 
     While a candidate's connection is cut nothing is sealed: within disconnect_grace it is
     back or lost, and a seat for a dead node would cost everyone a round.
     """
-    if d.settings is None or not _all_connected(d):
+    if run.settings is None or not _all_connected(run):
         return
-    claims = sorted(d.candidates.values(), key=ranks.seat_order)
-    seated = ranks.assign_ranks(claims[: goal_of(d.settings)])
-    number = d.round
-    record = ranks.make_round(d.incarnation, number, seated, d.restarts, reason, d.failing)
-    d.participants = ranks.by_id(seated)
-    left_over = [m for m in d.candidates.values() if m.node.id not in d.participants]
-    d.candidates = {}
-    d.phase = Sealed(record)
-    d.opening = ""
-    d.send(d.participants, RoundSealed(record))
-    notices.tell_standing(d, d.participants)
+    claims = sorted(run.candidates.values(), key=ranks.seat_order)
+    seated = ranks.assign_ranks(claims[: goal_of(run.settings)])
+    number = run.round
+    record = ranks.make_round(run.incarnation, number, seated, run.restarts, reason, run.failing)
+    run.participants = ranks.by_id(seated)
+    left_over = [m for m in run.candidates.values() if m.node.id not in run.participants]
+    run.candidates = {}
+    run.phase = Sealed(record)
+    run.opening = ""
+    run.send(run.participants, RoundSealed(record))
+    notices.tell_standing(run, run.participants)
     for member in left_over:
-        park(d, member)
-    d.note = f"round {number} sealed with {nodes(len(seated))}: {reason}"
+        park(run, member)
+    run.note = f"round {number} sealed with {nodes(len(seated))}: {reason}"
 
 
-def park(d: Draft, member: Member) -> None:
+def park(run: MutableState, member: Member) -> None:
     """Let a newcomer of a sealed round wait, or be a spare when there is no room (N1)."""
-    phase = d.phase
-    if not isinstance(phase, Sealed) or d.settings is None:
+    phase = run.phase
+    if not isinstance(phase, Sealed) or run.settings is None:
         return
-    free = goal_of(d.settings) - len(phase.record.seats) - len(d.waiting)
+    free = goal_of(run.settings) - len(phase.record.seats) - len(run.waiting)
     spare = free <= 0 or bool(phase.done)  # who has finished will not come again: no new round
-    d.put(d.spares if spare else d.waiting, standing_as(member, Standing.NEW, None))
-    why = _parked_reason(phase, d.settings, spare, len(d.waiting))
-    d.note = f"{member.node.label} {'is a spare' if spare else 'waits'}: {why}"
-    d.send((member.node.id,), Parked(d.incarnation, d.round, spare, why))
+    run.put(run.spares if spare else run.waiting, standing_as(member, Standing.NEW, None))
+    why = _parked_reason(phase, run.settings, spare, len(run.waiting))
+    run.note = f"{member.node.label} {'is a spare' if spare else 'waits'}: {why}"
+    run.send((member.node.id,), Parked(run.incarnation, run.round, spare, why))
     if not spare:
-        d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
+        run.send(run.participants, WaitingChanged(run.incarnation, run.round, len(run.waiting)))
 
 
 def _parked_reason(phase: Sealed, settings: Settings, spare: bool, waiting: int) -> str:
@@ -174,38 +182,66 @@ def _parked_reason(phase: Sealed, settings: Settings, spare: bool, waiting: int)
     )
 
 
-def fill_waiting(d: Draft) -> None:
+def fill_waiting(run: MutableState) -> None:
     """Someone who waited has gone: the first spare waits in its place, everyone is told."""
-    if d.spares:
-        first = min(d.spares.values(), key=lambda member: member.arrival)
-        del d.spares[first.node.id]
-        gone = d.note
-        park(d, first)
-        d.note = f"{gone}; {d.note}"
+    if run.spares:
+        first = min(run.spares.values(), key=lambda member: member.arrival)
+        del run.spares[first.node.id]
+        gone = run.note
+        park(run, first)
+        run.note = f"{gone}; {run.note}"
     else:
-        d.send(d.participants, WaitingChanged(d.incarnation, d.round, len(d.waiting)))
+        run.send(run.participants, WaitingChanged(run.incarnation, run.round, len(run.waiting)))
 
 
-def end_waiting(d: Draft) -> None:
+def end_waiting(run: MutableState) -> None:
     """The round is ending: those who wait become spares, no new round is asked for (F1)."""
-    if not d.waiting:
+    if not run.waiting:
         return
-    for member in list(d.waiting.values()):
-        del d.waiting[member.node.id]
-        park(d, member)
-    d.send(d.participants, WaitingChanged(d.incarnation, d.round, 0))
+    for member in list(run.waiting.values()):
+        del run.waiting[member.node.id]
+        park(run, member)
+    run.send(run.participants, WaitingChanged(run.incarnation, run.round, 0))
 
 
-def close_run(d: Draft, by: str, at: str, why: str, verdict: Verdict) -> None:
+def close_run(run: MutableState, by: str, at: str, why: str, verdict: Verdict) -> None:
     """Enter Closed: tell every live node; spares and those who wait go home (F1, C1)."""
-    if isinstance(d.phase, Closed):
+    if isinstance(run.phase, Closed):
         return
-    number = d.round
-    everyone = d.live()
-    d.phase = Closed(number, by, at, why, verdict)
-    d.notices, d.failing = {}, 0
-    for place in (d.candidates, d.participants, d.waiting, d.spares, d.finished):
+    number = run.round
+    everyone = run.live()
+    run.phase = Closed(number, by, at, why, verdict)
+    run.notices, run.failing = {}, 0
+    for place in (run.candidates, run.participants, run.waiting, run.spares, run.finished):
         place.clear()
-    d.note = f"closed by {by}: {why}"
-    failures = () if verdict is Verdict.FINISHED else d.failures
-    d.send(everyone, RunClosed(d.incarnation, number, by, at, why, verdict, failures))
+    run.note = f"closed by {by}: {why}"
+    failures = () if verdict is Verdict.FINISHED else run.failures
+    run.send(everyone, RunClosed(run.incarnation, number, by, at, why, verdict, failures))
+
+
+def close(run: MutableState, e: Close) -> None:
+    """Somebody closes the run (C1); an event that names an older incarnation does nothing (E1)."""
+    if e.incarnation in (0, run.incarnation):
+        close_run(run, e.by, e.at, e.why or NO_REASON, Verdict.CLOSED)
+
+
+# -- ends of timers: one that names an older round, last call or incarnation does nothing (E1) --
+
+
+def last_call_over(run: MutableState, e: LastCallOver) -> None:
+    """The last call is over; the round seals with the candidates that are there (J4)."""
+    phase = run.phase
+    current = isinstance(phase, LastCall) and (phase.round, phase.call) == (e.round, e.call)
+    if current and e.incarnation == run.incarnation:
+        run.note = "the last call is over"
+        run.phase = LastCall(e.round, e.call, over=True)
+
+
+def replacement_wait_over(run: MutableState, e: ReplacementWaitOver) -> None:
+    """Nobody waits for replacements of lost nodes any longer (J5)."""
+    phase = run.phase
+    if not isinstance(phase, Gathering) or not phase.lost:
+        return
+    if (run.incarnation, phase.round) == (e.incarnation, e.round):
+        run.note = "no replacement came in time"
+        run.phase = msgspec.structs.replace(phase, patience_over=True)

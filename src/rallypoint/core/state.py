@@ -11,25 +11,26 @@ A live node is in exactly one of five places: `candidates`, `participants`, `wai
 
 There is no timestamp: durations in `Settings` are carried for the hosts, which make the
 timeout events, and `at` texts are labels for people that nothing compares.
-Mappings are never changed in place once they are part of a State.
+Mappings are never changed in place once they are part of a RunState.
 """
 
 from enum import StrEnum
 
 import msgspec
 
-from rallypoint.core.annotations import Exclusion, Notice, Strike
+from rallypoint.errors import RendezvousStateError
 
 NodeId = str
+NO_REASON = "no reason was given"
 
 
-class _Value(
+class Value(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):  # gc: values that never change cannot refer to each other in a ring
     """Base of the core's values."""
 
 
-class Node(_Value, frozen=True):
+class Node(Value, frozen=True):
     """Who a node is: a random id made for each process, and what it says of itself.
 
     Args:
@@ -71,7 +72,7 @@ class Newcomers(StrEnum):
     NEVER = "never"
 
 
-class Settings(_Value, frozen=True):
+class Settings(Value, frozen=True):
     """What a run was opened with. Seconds are for the hosts; the core only looks at None/0.
 
     Args:
@@ -81,14 +82,14 @@ class Settings(_Value, frozen=True):
             None for max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit (rule B1).
         last_call_seconds: extra wait after min_nodes in a first round (rule J2).
-        rejoin_seconds: how long a told participant may take to join again (rule G1).
-        replacement_seconds: wait for a replacement after a loss (rule J5).
+        rejoin_timeout_seconds: how long a told participant may take to join again (rule G1).
+        replacement_wait_seconds: wait for a replacement after a loss (rule J5).
         lease_seconds: silence after which a node is lost (rule L1).
-        grace_seconds: time for a cut connection to come back (rule L1).
-        steady_seconds: a round that has worked for so long ends a row of failing ones (B1).
+        disconnect_grace_seconds: time for a cut connection to come back (rule L1).
+        steady_after_seconds: a round that has worked for so long ends a row of failing ones (B1).
         quarantine_failures: rounds that one node may end by failing workers, within
             `QUARANTINE_ROUNDS`, before it is excluded (rule H1); 0: any number.
-        quarantine_seconds: how long it is kept out then.
+        quarantine_time_seconds: how long it is kept out then.
         admit: what the node that opened it does about newcomers, None if it does not say; each
             agent goes by its own, so the core only tells who does otherwise.
     """
@@ -98,13 +99,13 @@ class Settings(_Value, frozen=True):
     target_nodes: int | None = None
     max_restarts: int | None = None
     last_call_seconds: float = 30.0
-    rejoin_seconds: float = 60.0
-    replacement_seconds: float = 0.0
+    rejoin_timeout_seconds: float = 60.0
+    replacement_wait_seconds: float = 0.0
     lease_seconds: float = 15.0
-    grace_seconds: float = 1.0
-    steady_seconds: float = 300.0
+    disconnect_grace_seconds: float = 1.0
+    steady_after_seconds: float = 300.0
     quarantine_failures: int = 0
-    quarantine_seconds: float = 600.0
+    quarantine_time_seconds: float = 600.0
     admit: Newcomers | None = None
 
 
@@ -116,7 +117,7 @@ class Standing(StrEnum):
     NEW = "new"
 
 
-class Member(_Value, frozen=True):
+class Member(Value, frozen=True):
     """A live node as the state holds it.
 
     Args:
@@ -136,7 +137,7 @@ class Member(_Value, frozen=True):
     connected: bool = True
 
 
-class Failure(_Value, frozen=True):
+class Failure(Value, frozen=True):
     """A worker that failed: enough for the final report.
 
     Args:
@@ -168,7 +169,7 @@ class Failure(_Value, frozen=True):
         return f"rank {self.rank} (local {self.local_rank}) on {self.node}: {how}{when}"
 
 
-class Seat(_Value, frozen=True):
+class Seat(Value, frozen=True):
     """One participant of a sealed round, with all that its workers need.
 
     Args:
@@ -186,7 +187,7 @@ class Seat(_Value, frozen=True):
     role_world_size: int
 
 
-class Round(_Value, frozen=True):
+class Round(Value, frozen=True):
     """A sealed round: one record that never changes (rule E1).
 
     Args:
@@ -218,6 +219,79 @@ class Round(_Value, frozen=True):
         return self.seats[0].node.port
 
 
+class Notice(Value, frozen=True):
+    """Word that a live node will leave: its machine is to be taken away, or someone says so.
+
+    Args:
+        node: who will leave.
+        label: its label.
+        why: for people.
+        by: who says so.
+        seconds: how long it has from when it was given, None if that is not known.
+    """
+
+    node: NodeId
+    label: str
+    why: str
+    by: str
+    seconds: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The notice as people read it."""
+        when = "" if self.seconds is None else f", in {self.seconds:g} s"
+        return f"{self.label} will leave: {self.why}{when}"
+
+
+class Aspect(StrEnum):
+    """By what nodes are named in an exclusion."""
+
+    NODE = "node"  # id, host name or label
+    ADDRESS = "address"
+    SLOT = "slot"
+
+
+class Exclusion(Value, frozen=True):
+    """Nodes that are kept out (rule H1).
+
+    Args:
+        number: counts the exclusions of a run; tells their timers apart.
+        aspect: what `name` is.
+        name: of the nodes that are meant.
+        why: for people.
+        by: who wants it so.
+        at: when (a text), "" if that is not known.
+        seconds: for how long, None: until they are admitted.
+        nodes: ids of those that were put out; refused whatever else they say of themselves.
+        slots: of those named by id or label; whoever comes for their slots is refused, too.
+    """
+
+    number: int
+    aspect: Aspect
+    name: str
+    why: str
+    by: str
+    at: str = ""
+    seconds: float | None = None
+    nodes: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The exclusion as people read it."""
+        since = f" at {self.at}" if self.at else ""
+        long = "until it is admitted" if self.seconds is None else f"for {self.seconds:g} s"
+        return f"{self.aspect} {self.name} was excluded by {self.by}{since} {long}: {self.why}"
+
+
+class Strike(Value, frozen=True):
+    """A round that a node has ended by failing workers (rule H1)."""
+
+    aspect: Aspect
+    name: str
+    round: int
+
+
 class Verdict(StrEnum):
     """What became of a run that is closed."""
 
@@ -226,7 +300,7 @@ class Verdict(StrEnum):
     CLOSED = "closed"  # somebody has closed it
 
 
-class Gathering(_Value, frozen=True, tag=True):
+class Gathering(Value, frozen=True, tag=True):
     """Nodes are joining round `round`. `lost`: a participant was lost on the way here.
 
     `former` is the number of participants of the round before. With `patience_over`,
@@ -241,7 +315,7 @@ class Gathering(_Value, frozen=True, tag=True):
     charged: bool = False
 
 
-class LastCall(_Value, frozen=True, tag=True):
+class LastCall(Value, frozen=True, tag=True):
     """min_nodes are there; late ones have a last chance. `call` tells apart repeated calls.
 
     Once `over`, the round seals as soon as no candidate's connection is cut.
@@ -252,14 +326,14 @@ class LastCall(_Value, frozen=True, tag=True):
     over: bool = False
 
 
-class Sealed(_Value, frozen=True, tag=True):
+class Sealed(Value, frozen=True, tag=True):
     """Round `record.number` is agreed and at work. `done` are the ids that have finished."""
 
     record: Round
     done: frozenset[NodeId] = frozenset()
 
 
-class Closed(_Value, frozen=True, tag=True):
+class Closed(Value, frozen=True, tag=True):
     """The incarnation has ended: by whom, when (a text), why, and what became of it."""
 
     round: int
@@ -277,7 +351,7 @@ class Closed(_Value, frozen=True, tag=True):
 Phase = Gathering | LastCall | Sealed | Closed
 
 
-class State(_Value, frozen=True):
+class RunState(Value, frozen=True):
     """Everything that is decided about one run.
 
     Args:
@@ -338,10 +412,39 @@ def round_number(phase: Phase) -> int:
     return phase.record.number if isinstance(phase, Sealed) else phase.round
 
 
-def find(state: State, node: NodeId) -> Member | None:
+def find(state: RunState, node: NodeId) -> Member | None:
     """Return a live node's member record, wherever it is."""
     for place in PLACES:
         member: Member | None = getattr(state, place).get(node)
         if member is not None:
             return member
     return None
+
+
+# -- as bytes: msgpack, every type checked in decoding, with the version before it ----------
+
+FORMAT = b"rally\x01"
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER = msgspec.msgpack.Decoder(RunState)
+
+
+def encode_state(state: RunState) -> bytes:
+    """Return the state as bytes; equal states give equal bytes."""
+    return FORMAT + _ENCODER.encode(state)
+
+
+def decode_state(data: bytes) -> RunState:
+    """Return the state that `encode_state` made these bytes of (RendezvousStateError if none)."""
+    if not data.startswith(FORMAT):
+        raise RendezvousStateError(
+            f"stored state is not Rallypoint's, or of another version: it begins with "
+            f"{data[:8]!r}, expected {FORMAT!r}; use another run id or key, or remove it"
+        )
+    try:
+        return _DECODER.decode(data[len(FORMAT) :])
+    except msgspec.DecodeError as error:
+        raise RendezvousStateError(
+            f"stored state of {len(data)} bytes is damaged: {error}; "
+            "use another run id or key, or remove it"
+        ) from error

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rallypoint.core import codec
 from rallypoint.core.advance import timers
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, decode_state
 from rallypoint.deadline import Deadline
 from rallypoint.doctor import findings
 from rallypoint.doctor.examination import ports
@@ -211,7 +210,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _run(backend: RendezvousBackend, place: str, run_id: str, probe: Probe) -> Iterator[Finding]:
     found = backend.get_state()
-    state = State(run_id) if found is None else codec.decode(found[0])
+    state = RunState(run_id) if found is None else decode_state(found[0])
     running = [(timer, None) for timer in timers(state)]
     report = report_of(state, place, None, time.monotonic(), lambda _: None, running)
     yield findings.run_state(run_status(report))

@@ -30,7 +30,7 @@ from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
 
 
-class Member(msgspec.Struct, frozen=True):
+class NodeStatus(msgspec.Struct, frozen=True):
     """One row of a report: a node and where it stands.
 
     Args:
@@ -171,7 +171,7 @@ class Report(msgspec.Struct, frozen=True):
     round: int
     reason: str
     missing: tuple[str, ...] = ()
-    members: tuple[Member, ...] = ()
+    members: tuple[NodeStatus, ...] = ()
     settings: Settings | None = None
     restarts: int = 0
     server: str = ""

@@ -24,8 +24,8 @@ from rallypoint.core.events import (
 from rallypoint.core.state import (
     Closed,
     NodeId,
+    RunState,
     Sealed,
-    State,
     Verdict,
     find,
     round_number,
@@ -132,7 +132,7 @@ def _round_opened(view: View, message: RoundOpened) -> View:
 
 
 def catch_up(
-    state: State,
+    state: RunState,
     node: NodeId,
     known: RoundId,
     *,
@@ -173,7 +173,7 @@ def catch_up(
     return [*messages, *notices.standing(state, node)]
 
 
-def observe(view: View, state: State, node: NodeId, before: State | None) -> View:
+def observe(view: View, state: RunState, node: NodeId, before: RunState | None) -> View:
     """Return the view of a node that sees states instead of messages.
 
     Args:
@@ -195,7 +195,7 @@ def observe(view: View, state: State, node: NodeId, before: State | None) -> Vie
     return view
 
 
-def seat_of(state: State, node: NodeId) -> Assignment | None:
+def seat_of(state: RunState, node: NodeId) -> Assignment | None:
     """Return a node's seat in the sealed round of a state, None if it has none."""
     if not isinstance(state.phase, Sealed) or node not in state.participants:
         return None
@@ -204,7 +204,7 @@ def seat_of(state: State, node: NodeId) -> Assignment | None:
     return next((assignment(record, rank) for rank in ranks), None)
 
 
-def run_closed(state: State) -> RunClosed | None:
+def run_closed(state: RunState) -> RunClosed | None:
     """Return the message with which the run closed, None while it is open."""
     phase = state.phase
     if not isinstance(phase, Closed):
@@ -215,7 +215,7 @@ def run_closed(state: State) -> RunClosed | None:
     )
 
 
-def _lost_labels(before: State, state: State) -> tuple[str, ...]:
+def _lost_labels(before: RunState, state: RunState) -> tuple[str, ...]:
     """Return the labels of participants of a sealed round that are no members any more."""
     if not isinstance(before.phase, Sealed):
         return ()
@@ -223,7 +223,7 @@ def _lost_labels(before: State, state: State) -> tuple[str, ...]:
     return tuple(m.node.label for m in members if find(state, m.node.id) is None)
 
 
-def _closed(state: State, known: RoundId) -> RunClosed | None:
+def _closed(state: RunState, known: RoundId) -> RunClosed | None:
     incarnation, number = known
     if incarnation in (0, state.incarnation):
         return run_closed(state)
@@ -239,13 +239,13 @@ def _closed(state: State, known: RoundId) -> RunClosed | None:
     )
 
 
-def _shut_out(state: State, node: NodeId, unknown: str) -> Refused:
+def _shut_out(state: RunState, node: NodeId, unknown: str) -> Refused:
     why = state.fenced.get(node, unknown)
     refusal = shut_out_as(node, state.replaced)
     return Refused(refusal, why, state.incarnation, round_number(state.phase))
 
 
-def _parked(state: State, node: NodeId) -> Parked:
+def _parked(state: RunState, node: NodeId) -> Parked:
     spare = node in state.spares
     number, settings = round_number(state.phase), state.settings
     why = f"round {number} is at work; the next one has room"

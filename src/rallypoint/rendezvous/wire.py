@@ -127,29 +127,15 @@ def problem(event: NodeEvent, limit: int = TEXT_LIMIT) -> str:
 
 @functools.lru_cache(maxsize=64)  # the nodes of a run say the same
 def _problem_of(s: Settings) -> str:
-    counts = {
-        "target_nodes": s.target_nodes or 0,
-        "max_restarts": s.max_restarts or 0,
-        "max_nodes": s.max_nodes,
-        "quarantine_failures": s.quarantine_failures,
-    }
-    for name, count in counts.items():
-        if not 0 <= count <= COUNT_LIMIT:
-            return f"a join with {name}={count}"
+    for name in Settings.__struct_fields__:
+        value = getattr(s, name)
+        if not isinstance(value, int | float):
+            continue  # not given, or a text of a fixed set
+        limit = SECONDS_LIMIT if name.endswith("_seconds") else COUNT_LIMIT
+        if not 0 <= value <= limit:  # nor NaN
+            return f"a join with {name}={value}"
     if not 1 <= s.min_nodes <= s.max_nodes:
         return f"a join with min_nodes={s.min_nodes}, max_nodes={s.max_nodes}"
-    durations = {
-        "last_call": s.last_call_seconds,
-        "rejoin": s.rejoin_seconds,
-        "replacement": s.replacement_seconds,
-        "lease": s.lease_seconds,
-        "grace": s.grace_seconds,
-        "steady": s.steady_seconds,
-        "quarantine": s.quarantine_seconds,
-    }
-    for name, value in durations.items():
-        if not 0 <= value <= SECONDS_LIMIT:  # nor NaN
-            return f"a join with {name}_seconds={value}"
     return ""
 
 

@@ -44,16 +44,16 @@ from rallypoint.core.state import (
     Closed,
     Node,
     NodeId,
+    RunState,
     Sealed,
     Settings,
-    State,
     find,
 )
 from rallypoint.net import protocol as p
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.client import timing
 from rallypoint.rendezvous.coordinator import Report
-from rallypoint.rendezvous.reports.history import Chronicle, Noted
+from rallypoint.rendezvous.reports.history import History, Noted
 from rallypoint.rendezvous.reports.report import brief_report, report_of
 from rallypoint.rendezvous.view import Seated, catch_up, run_closed
 from rallypoint.server.fault import OnFault, guarded
@@ -88,7 +88,7 @@ def grace_seconds(settings: Settings, was_held_up: bool, return_seconds: float) 
     """
     grace = settings.lease_seconds
     if not was_held_up:
-        grace = min(settings.grace_seconds, grace)
+        grace = min(settings.disconnect_grace_seconds, grace)
     return max(grace, return_seconds)
 
 
@@ -102,10 +102,10 @@ class RunHost:
     """
 
     def __init__(self, run_id: str, loop: asyncio.AbstractEventLoop, where: str) -> None:
-        self.state = State(run_id)
+        self.state = RunState(run_id)
         self.connections: dict[NodeId, NodeConnection] = {}
         self.writes = 0
-        self.chronicle = Chronicle()
+        self.history = History()
         self.observe: Callable[[Noted], None] | None = None  # called after each step
         self.on_fault: OnFault | None = None
         self.mark: Callable[[], None] = lambda: None  # called with a new state, before any send
@@ -121,7 +121,7 @@ class RunHost:
         self._reason = ""
 
     @guarded
-    def adopt(self, state: State) -> None:
+    def adopt(self, state: RunState) -> None:
         """Go on from a stored state: nobody is connected yet, and every lease starts again.
 
         Nodes have as long to reconnect as it may take them to see that the last server is gone.
@@ -277,7 +277,7 @@ class RunHost:
         self._log(step)
         self._set_timers(step)
         now = self._loop.time()
-        noted = self.chronicle.note(before, events, step.state, now, self._heard)
+        noted = self.history.note(before, events, step.state, now, self._heard)
         if self.observe is not None:
             self.observe(noted)
 
@@ -294,7 +294,7 @@ class RunHost:
         for connection, ask in done:
             connection.send(p.frame(wire.Done(ask.id)))
         try:
-            self.chronicle.note(before, (), step.state, self._loop.time(), self._heard)
+            self.history.note(before, (), step.state, self._loop.time(), self._heard)
         except Exception:
             logger.exception("run %s: its history could not be written", self.state.run_id)
 
@@ -353,7 +353,7 @@ class RunHost:
         self.flush()
         now = self._loop.time()
         left = [(timer, max(0.0, due - now)) for timer, (_, due) in self._timers.items()]
-        return report_of(self.state, self._where, self.chronicle, now, self._heard, left)
+        return report_of(self.state, self._where, self.history, now, self._heard, left)
 
     def brief(self) -> Report:
         """Return the report without members and rounds, for nodes that wait."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rallypoint import __version__
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState
 from rallypoint.net import protocol as p
 from rallypoint.net.listener import BACKLOG
 from rallypoint.net.tls import stamp
@@ -241,7 +241,7 @@ class Server:
     def report(self, run_id: str, brief: bool = False) -> Report:
         run = self.runs.get(run_id)
         if run is None:
-            return report_of(State(run_id), f"the server at {self.where}")
+            return report_of(RunState(run_id), f"the server at {self.where}")
         return run.brief() if brief else run.report()
 
     def status(self) -> ServerStatus:

@@ -85,7 +85,7 @@ def newest_runs(runs: Reversible[RunHost], limit: int) -> list[RunHost]:
 
 def run_line(run: RunHost, now: float) -> RunLine:
     """Return a run's line in the list."""
-    state, at = run.state, run.chronicle.phase_at
+    state, at = run.state, run.history.phase_at
     return RunLine(
         run_id=state.run_id,
         phase=explain.phase_name(state),

@@ -67,7 +67,7 @@ class Traces:
             self._done.pop(run_id, None)
             return
         new: list[Entry] = []
-        for entry in reversed(run.chronicle.rounds):
+        for entry in reversed(run.history.rounds):
             if (entry.incarnation, entry.number) <= self._done.get(run_id, (0, 0)):
                 break
             if entry.ended_at is not None:
@@ -80,7 +80,7 @@ class Traces:
         """The server ends: make spans of the rounds that are still open."""
         now = self._server.loop.time()
         for run_id, run in self._server.runs.items():
-            rounds = run.chronicle.rounds
+            rounds = run.history.rounds
             if rounds and rounds[-1].ended_at is None:
                 self._span(run_id, rounds[-1], now, "the server ended; the round was still on")
 

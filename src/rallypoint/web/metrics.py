@@ -133,7 +133,7 @@ class ServerCollector(Collector):
             notices.add_metric([name], len(run.state.notices))
             number.add_metric([name], round_number(run.state.phase))
             restarts.add_metric([name], run.state.restarts)
-            at = run.chronicle.phase_at
+            at = run.history.phase_at
             if at is not None:
                 since.add_metric([name, explain.phase_name(run.state)], now - at)
             for place in PLACES:

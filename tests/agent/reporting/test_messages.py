@@ -8,14 +8,16 @@ from tests.core.builders import a_node, a_settings
 from rallypoint.agent.policy.decisions import AgentState, Decision
 from rallypoint.agent.policy.events import Action, Event, Leave, Signal, StopWorkers, WorkersStopped
 from rallypoint.agent.reporting.messages import stopping_line, waiting_line
-from rallypoint.rendezvous.coordinator import Member, Report, RoundLine, RunningTimer
+from rallypoint.rendezvous.coordinator import NodeStatus, Report, RoundLine, RunningTimer
 
 
-def member(number: int, place: str, heard: float | None = 1.0, connected: bool = True) -> Member:
-    return Member(a_node(f"node{number}"), place, None, connected, 5.0, heard)
+def member(
+    number: int, place: str, heard: float | None = 1.0, connected: bool = True
+) -> NodeStatus:
+    return NodeStatus(a_node(f"node{number}"), place, None, connected, 5.0, heard)
 
 
-def report(*members: Member, phase: str = "gathering", **more: Any) -> Report:
+def report(*members: NodeStatus, phase: str = "gathering", **more: Any) -> Report:
     settings = a_settings(4, 6)
     base = Report("run", phase, 1, 2, "2 of at least 4 nodes have joined", (), members, settings)
     return msgspec.structs.replace(base, **more)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Exclude, Refusal
-from rallypoint.core.state import Failure, Verdict
+from rallypoint.core.state import Aspect, Failure, Verdict
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     ParameterError,

@@ -2,7 +2,6 @@ import pytest
 from tests.core.builders import a_failure, a_node, a_settings
 
 from rallypoint.core.advance import advance
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -18,18 +17,18 @@ from rallypoint.core.events import (
     Reconnected,
     RejoinOver,
 )
-from rallypoint.core.state import Settings, State
-from rallypoint.rendezvous.reports.history import ROUNDS_KEPT, SEATS_KEPT, Chronicle, Noted
+from rallypoint.core.state import Aspect, RunState, Settings
+from rallypoint.rendezvous.reports.history import ROUNDS_KEPT, SEATS_KEPT, History, Noted
 from rallypoint.rendezvous.reports.report import report_of
 
 
 class Watched:
-    """A run, its chronicle, and a clock that only moves when told."""
+    """A run, its history, and a clock that only moves when told."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or a_settings(2, 2)
-        self.state = State("run")
-        self.seen = Chronicle()
+        self.state = RunState("run")
+        self.seen = History()
         self.now = 100.0
         self.heard: dict[str, float] = {}
 

@@ -1,10 +1,9 @@
-"""A report says what a run is doing, as much as a state and its chronicle know."""
+"""A report says what a run is doing, as much as a state and its history know."""
 
 from tests.core.builders import a_failure, a_settings
 from tests.rendezvous.reports.test_history import Watched
 
 from rallypoint.core.advance import timer_seconds, timers
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import (
     Close,
     Disconnected,
@@ -14,12 +13,13 @@ from rallypoint.core.events import (
     Leave,
     Reconnected,
 )
+from rallypoint.core.state import Aspect
 from rallypoint.rendezvous.coordinator import ExclusionLine
 from rallypoint.rendezvous.reports.report import MISSING_SHOWN, brief_report, report_of
 
 
 def test_timers_are_told_with_what_is_left() -> None:
-    run = Watched(a_settings(1, 3, last_call_seconds=30, grace_seconds=2))
+    run = Watched(a_settings(1, 3, last_call_seconds=30, disconnect_grace_seconds=2))
     run.do(run.join("n1"))
     (timer,) = timers(run.state)
     left = timer_seconds(run.state, timer) - 10
@@ -35,7 +35,7 @@ def test_timers_are_told_with_what_is_left() -> None:
     assert report_of(run.state, "here", run.seen, run.now).timers == ()
 
 
-def test_without_a_chronicle_no_times_are_told() -> None:
+def test_without_a_history_no_times_are_told() -> None:
     run = Watched()
     run.seal()
     report = report_of(run.state, "a file")

@@ -9,7 +9,7 @@ from tests.core.builders import a_failure, a_node, a_settings
 from rallypoint.core.state import Settings
 from rallypoint.rendezvous.coordinator import (
     ExclusionLine,
-    Member,
+    NodeStatus,
     NoticeLine,
     Report,
     RoundLine,
@@ -20,12 +20,14 @@ from rallypoint.rendezvous.reports import status
 SHIPPED = files("rallypoint") / "schemas" / "status.v1.json"
 
 
-def report(phase: str = "gathering", settings: Settings | None = None, *members: Member) -> Report:
+def report(
+    phase: str = "gathering", settings: Settings | None = None, *members: NodeStatus
+) -> Report:
     return Report("job", phase, 1, 1, "because", members=members, settings=settings)
 
 
-def candidate(name: str, **fields: object) -> Member:
-    return Member(a_node(name, **fields), "candidate")
+def candidate(name: str, **fields: object) -> NodeStatus:
+    return NodeStatus(a_node(name, **fields), "candidate")
 
 
 def test_the_schema_that_is_shipped_is_that_of_the_types() -> None:
@@ -36,7 +38,7 @@ def test_the_schema_that_is_shipped_is_that_of_the_types() -> None:
 def test_a_document_is_as_its_schema_says() -> None:
     full = Report(
         "job", "sealed", 2, 7, "because", ("n9",),
-        (Member(a_node("n1", slot="s"), "participant", 0, True, 1.5, 0.25),),
+        (NodeStatus(a_node("n1", slot="s"), "participant", 0, True, 1.5, 0.25),),
         a_settings(max_restarts=3), 1, "here", 4.0, "n1",
         (RunningTimer("a wait", "last_call", 2.0),), (RoundLine(2, 7, 9.0, nodes=("n1",)),),
         (a_failure(),), (("n8", "lost"),), 1,
@@ -82,17 +84,17 @@ def test_of_a_run_that_is_not_there_the_likest_names_are_told() -> None:
 
 def test_members_come_by_place_then_rank_then_name() -> None:
     members = (
-        Member(a_node("n4"), "spare"),
-        Member(a_node("n2"), "participant", 1),
-        Member(a_node("n3"), "waiting"),
-        Member(a_node("n1"), "participant", 0),
+        NodeStatus(a_node("n4"), "spare"),
+        NodeStatus(a_node("n2"), "participant", 1),
+        NodeStatus(a_node("n3"), "waiting"),
+        NodeStatus(a_node("n1"), "participant", 0),
     )
     shown = status.run_status(report("sealed", a_settings(), *members))
     assert [member.id for member in shown.members] == ["n1", "n2", "n3", "n4"]
 
 
 def test_who_has_finished_is_not_somebody_nobody_has_heard_of() -> None:
-    done = [Member(a_node(f"n{i}"), "finished") for i in range(1, 6)]
+    done = [NodeStatus(a_node(f"n{i}"), "finished") for i in range(1, 6)]
     told = status.absent(report("gathering", a_settings(2, 2), candidate("n9"), done[0]))
     label = done[0].node.label
     assert told == (f"1 node more (min_nodes=2): {label} has finished and will not come again",)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from rallypoint.core import codec
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Event, Join
-from rallypoint.core.state import Node, Settings, State
+from rallypoint.core.state import Node, RunState, Settings, decode_state, encode_state
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousStateError, RendezvousTimeoutError
 from rallypoint.rendezvous.serverless.backends.contract import Token
@@ -33,9 +32,9 @@ class Counting(MemoryRendezvousBackend):
         if self.rivals:
             self.rivals -= 1
             found = self.get_state()
-            now = State(run_id="run") if found is None else codec.decode(found[0])
+            now = RunState(run_id="run") if found is None else decode_state(found[0])
             rival = advance(now, join(f"rival{self.rivals}")).state
-            super().set_state(codec.encode(rival), None if found is None else found[1])
+            super().set_state(encode_state(rival), None if found is None else found[1])
         return super().set_state(state, token)
 
 
@@ -57,7 +56,7 @@ def test_a_lost_race_is_run_again_on_the_fresh_state() -> None:
     backend = Counting(rivals=3)
     seen: list[int] = []
 
-    def decide(state: State) -> list[Event]:
+    def decide(state: RunState) -> list[Event]:
         seen.append(len(state.candidates))
         return [join("a")]
 

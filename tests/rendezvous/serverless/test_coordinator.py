@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Assignment, Exclude, Refusal
-from rallypoint.core.state import Failure, Node
+from rallypoint.core.state import Aspect, Failure, Node
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RendezvousClosedError,

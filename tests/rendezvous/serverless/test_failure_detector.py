@@ -13,12 +13,12 @@ from rallypoint.core.events import (
     Lost,
     RejoinOver,
 )
-from rallypoint.core.state import Node, Settings, State
+from rallypoint.core.state import Node, RunState, Settings
 from rallypoint.rendezvous.serverless.failure_detector import Observer, lease_seconds
 from rallypoint.testing.fakes import ManualClock
 
 SETTINGS = Settings(
-    min_nodes=2, max_nodes=3, lease_seconds=9, last_call_seconds=4, rejoin_seconds=6
+    min_nodes=2, max_nodes=3, lease_seconds=9, last_call_seconds=4, rejoin_timeout_seconds=6
 )
 
 
@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, *names: str, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock(5)
         self.observer = Observer(self.clock)
-        self.state = advance(State(run_id="run"), *joins(*names)).state
+        self.state = advance(RunState(run_id="run"), *joins(*names)).state
 
     def look(self, seconds: float = 0.0, *others: str) -> list[Event]:
         """Let time pass, the others beat, and act on what is due."""
@@ -157,5 +157,5 @@ def test_a_closed_run_is_left_alone() -> None:
 
 
 def test_lease_of_the_run() -> None:
-    assert lease_seconds(State(run_id="run")) == 15
+    assert lease_seconds(RunState(run_id="run")) == 15
     assert lease_seconds(Watch("a").state) == 9

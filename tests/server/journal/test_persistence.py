@@ -392,7 +392,7 @@ def test_rejoin_limit_allows_for_the_time_to_reconnect() -> None:
     second.loop.advance(away - 1)
     for node in ("a", "b", "c"):
         resume(second, node)
-    second.loop.advance(SETTINGS.rejoin_seconds)
+    second.loop.advance(SETTINGS.rejoin_timeout_seconds)
     assert set(run.state.participants) == {"b", "c"}
     second.loop.advance(2)
     assert run.state.participants == {}
@@ -415,7 +415,7 @@ def test_no_node_is_lost_while_commits_are_delayed() -> None:
     assert set(run.state.participants) == {"b", "c"}
     assert all(session.heard_at > life.loop.now - 15 for session in run.connections.values())
     life.settle()
-    life.loop.advance(SETTINGS.rejoin_seconds + 1)
+    life.loop.advance(SETTINGS.rejoin_timeout_seconds + 1)
     assert run.state.participants == {}
 
 

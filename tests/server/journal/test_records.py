@@ -6,8 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rallypoint.core import codec
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, encode_state
 from rallypoint.errors import JournalCorruptError
 from rallypoint.net import protocol as p
 from rallypoint.server.journal.group_commit import GroupCommit
@@ -143,7 +142,7 @@ def test_deleted_store_deletes_its_entries() -> None:
 
 def test_run_is_read_back() -> None:
     class Host:
-        state = State("a/b", arrivals=3)
+        state = RunState("a/b", arrivals=3)
 
     part = RunRecords(cast(Any, Host))
     (name,) = part.gone()
@@ -156,7 +155,7 @@ def test_empty_journal_is_new() -> None:
     assert not Stored("x", {FORMAT_NAME: FORMAT}).is_new
 
 
-STATE = codec.encode(State("run"))
+STATE = encode_state(RunState("run"))
 HEAD = msgspec.msgpack.encode([2, 5, 0, 2])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import rallypoint.core.advance as core
 from rallypoint.agent.policy import decisions, view_events
-from rallypoint.core import departures, exclusion, joins, ranks, rounds, worker_events
+from rallypoint.core import departures, exclusion, joins, ranks, rounds
 from rallypoint.core.events import (
     Event,
     Finish,
@@ -23,7 +23,7 @@ from rallypoint.core.events import (
     RoundSealed,
     assignment,
 )
-from rallypoint.core.mutable_state import Draft
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import Gathering, Round, Sealed, Verdict
 from rallypoint.rendezvous.client.session import Session
 from rallypoint.rendezvous.serverless.failure_detector import Observer
@@ -57,24 +57,26 @@ class Case(NamedTuple):
 
 
 def no_guard(patch: Patch) -> None:
-    def settle(d: Draft, **over: Any) -> None:
+    original = rounds.settle
+
+    def settle(d: MutableState, **over: Any) -> None:
         missing, d.participants = d.participants, {}
-        rounds.settle(d, **over)
+        original(d, **over)
         if not isinstance(d.phase, Sealed):
             d.participants = missing
 
-    def only_gathering(d: Draft, **over: Any) -> None:
-        (settle if isinstance(d.phase, Gathering) else rounds.settle)(d, **over)
+    def only_gathering(d: MutableState, **over: Any) -> None:
+        (settle if isinstance(d.phase, Gathering) else original)(d, **over)
 
-    patch.setattr(core, "settle", only_gathering)
+    patch.setattr(rounds, "settle", only_gathering)
 
 
-def rule(patch: Patch, event: type, apply: Callable[[Draft, Any], None]) -> None:
-    patch.setitem(core._RULES, event, apply)
+def rule(patch: Patch, event: type, apply: Callable[[MutableState, Any], None]) -> None:
+    patch.setitem(core.TRANSITIONS, event, apply)
 
 
 def fenced_ids_are_welcome(patch: Patch) -> None:
-    def join(d: Draft, e: Join) -> None:
+    def join(d: MutableState, e: Join) -> None:
         d.fenced.pop(e.node.id, None)
         joins.join(d, change(e, after=0) if d.place_of(e.node.id) is None else e)
 
@@ -82,7 +84,7 @@ def fenced_ids_are_welcome(patch: Patch) -> None:
 
 
 def leaving_closes(patch: Patch) -> None:
-    def leave(d: Draft, e: Leave) -> None:
+    def leave(d: MutableState, e: Leave) -> None:
         departures.leave(d, e)
         if isinstance(d.phase, Gathering) and d.round > 1:
             rounds.close_run(d, e.node, "", "a node left", Verdict.CLOSED)
@@ -91,8 +93,8 @@ def leaving_closes(patch: Patch) -> None:
 
 
 def first_finish_closes(patch: Patch) -> None:
-    def finish(d: Draft, e: Finish) -> None:
-        worker_events.finish(d, e)
+    def finish(d: MutableState, e: Finish) -> None:
+        departures.finish(d, e)
         if isinstance(d.phase, Sealed) and d.phase.done:
             rounds.close_run(d, e.node, "", "one has finished", Verdict.FINISHED)
 
@@ -105,7 +107,7 @@ def late_timers_count(patch: Patch) -> None:
             if timer not in self._timers:
                 self._start_timer(timer, core.timer_seconds(self.state, timer))
 
-    def rejoin_over(d: Draft, e: RejoinOver) -> None:
+    def rejoin_over(d: MutableState, e: RejoinOver) -> None:
         if isinstance(d.phase, Gathering):
             for late in list(d.participants.values()):
                 departures.lose(d, late.node, "did not join in time")
@@ -263,7 +265,7 @@ def who_is_kept_out_comes_in(patch: Patch) -> None:
 
 
 def round_numbers_stay(patch: Patch) -> None:
-    def open_round(d: Draft, why: str, lost: tuple[str, ...] = ()) -> None:
+    def open_round(d: MutableState, why: str, lost: tuple[str, ...] = ()) -> None:
         number = d.round
         rounds.open_round(d, why, lost)
         if isinstance(d.phase, Gathering):

@@ -8,7 +8,7 @@ from tests.testing.simulator.test_world import a_serverless_world
 
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Beat, Cause, Join, Lost
-from rallypoint.core.state import Node, Settings, State
+from rallypoint.core.state import Node, RunState, Settings
 from rallypoint.testing.simulator import Kind, Plan, Violation, plan_from, search
 
 
@@ -35,7 +35,7 @@ def test_at_least_ten_kinds_are_planted() -> None:
 def test_a_loss_must_come_after_a_lease_of_silence() -> None:
     world = a_serverless_world()
     checker, settings = world.checker, Settings(1, 2, lease_seconds=3.0)
-    state = State("simulated")
+    state = RunState("simulated")
 
     def happens(at: float, *events: object) -> None:
         nonlocal state

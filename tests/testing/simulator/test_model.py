@@ -11,16 +11,18 @@ from tests.testing.simulator.planted import (
     rule,
 )
 
-import rallypoint.core.advance as core
+from rallypoint.core import rounds
 from rallypoint.core.events import LastCallOver
-from rallypoint.core.mutable_state import Draft
+from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import LastCall, Settings
 from rallypoint.testing.simulator.model import FAULTS, Broken, ModelCheck, explore
 
 RUNS = {
     "min 2, max 3": Settings(2, 3),
     "min 1, max 2, no restarts": Settings(1, 2, max_restarts=0),
-    "min 1, max 3, target 2, replacement": Settings(1, 3, target_nodes=2, replacement_seconds=1.0),
+    "min 1, max 3, target 2, replacement": Settings(
+        1, 3, target_nodes=2, replacement_wait_seconds=1.0
+    ),
     "min 1, max 2, quarantine": Settings(1, 2, quarantine_failures=1),
 }
 
@@ -60,10 +62,10 @@ def test_it_says_when_it_was_not_complete() -> None:
 
 
 def any_last_call_counts(patch: pytest.MonkeyPatch) -> None:
-    def over(d: Draft, e: LastCallOver) -> None:
+    def over(d: MutableState, e: LastCallOver) -> None:
         if isinstance(d.phase, LastCall):
             now = LastCallOver(d.incarnation, d.phase.round, d.phase.call)
-            core._last_call_over(d, now)
+            rounds.last_call_over(d, now)
 
     rule(patch, LastCallOver, over)
 
@@ -77,5 +79,5 @@ def test_planted_faults_are_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Broken) as found:
-        explore(Settings(1, 3, replacement_seconds=1.0), ("leave", "fail", "late timer"))
+        explore(Settings(1, 3, replacement_wait_seconds=1.0), ("leave", "fail", "late timer"))
     assert len(found.value.path) <= 12

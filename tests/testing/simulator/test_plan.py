@@ -15,9 +15,11 @@ def test_many_seeds_have_every_kind_of_fault_and_of_world() -> None:
     for plan in plans:
         s = plan.settings
         assert s.min_nodes <= plan.nodes
-        assert s.grace_seconds <= s.lease_seconds
+        assert s.disconnect_grace_seconds <= s.lease_seconds
         assert plan.bound_seconds > s.lease_seconds
-        assert s.rejoin_seconds >= least_rejoin(plan.stop_seconds), "as a user could ask for it"
+        assert s.rejoin_timeout_seconds >= least_rejoin(plan.stop_seconds), (
+            "as a user could ask for it"
+        )
 
 
 def test_a_plan_is_read_by_people() -> None:

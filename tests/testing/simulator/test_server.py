@@ -3,7 +3,7 @@
 import msgspec
 from tests.testing.simulator.test_world import a_hosted_world, round_of
 
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState
 from rallypoint.testing.simulator import Fault, HostedWorld, Kind, make_world, plan_from
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet
@@ -48,14 +48,14 @@ def test_without_room_everything_waits() -> None:
     assert round_of(world)[1] == 3
 
 
-def state_of(world: HostedWorld) -> State | None:
+def state_of(world: HostedWorld) -> RunState | None:
     return world.server.state
 
 
 def test_a_disk_that_is_lost_is_another_life() -> None:
     world = a_hosted_world()
     world.server.start()
-    assert state_of(world) == State(world.run_id)
+    assert state_of(world) == RunState(world.run_id)
     world.server.kill(1.0, power=False, lost=True)
     world.server.kill(1.0, power=False, lost=True)
     assert state_of(world) is None
@@ -78,7 +78,7 @@ def outages(seed: int) -> Plan | None:
     plan = plan_from(seed, shared=False)
     faults = tuple(fault for fault in plan.faults if fault.kind in OUTAGES)
     patient = msgspec.structs.replace(
-        plan.settings, rejoin_seconds=10.0, quarantine_failures=0
+        plan.settings, rejoin_timeout_seconds=10.0, quarantine_failures=0
     )  # nobody is slower than that
     most = min(plan.latency[1], 0.05)
     return msgspec.structs.replace(

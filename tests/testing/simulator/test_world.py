@@ -7,7 +7,12 @@ from rallypoint.testing.simulator import Fault, HostedWorld, Kind, Plan, World, 
 from rallypoint.testing.simulator.serverless import ServerlessWorld
 
 SETTINGS = Settings(
-    2, 4, last_call_seconds=0.5, rejoin_seconds=5.0, lease_seconds=3.0, grace_seconds=0.5
+    2,
+    4,
+    last_call_seconds=0.5,
+    rejoin_timeout_seconds=5.0,
+    lease_seconds=3.0,
+    disconnect_grace_seconds=0.5,
 )
 
 

@@ -3,7 +3,7 @@
 from rallypoint.agent.policy.decisions import Decision
 from rallypoint.agent.policy.events import Event, Signal, StopWorkers
 from rallypoint.core.explain import goal_of, nodes
-from rallypoint.rendezvous.coordinator import Member, Report
+from rallypoint.rendezvous.coordinator import NodeStatus, Report
 from rallypoint.rendezvous.reports.status import done_sentence
 from rallypoint.wallclock import duration
 
@@ -61,7 +61,7 @@ def _last_call(report: Report, age: float) -> str:
     return "last call"
 
 
-def _seen(absent: list[Member], age: float) -> str:
+def _seen(absent: list[NodeStatus], age: float) -> str:
     shown = [_one(member, age) for member in absent[:NAMES_SHOWN]]
     more = len(absent) - len(shown)
     if not shown:
@@ -69,7 +69,7 @@ def _seen(absent: list[Member], age: float) -> str:
     return f"last seen {', '.join(shown)}" + (f" and {more} more" if more else "")
 
 
-def _one(member: Member, age: float) -> str:
+def _one(member: NodeStatus, age: float) -> str:
     name = member.node.host or member.node.address
     if member.heard_seconds is not None:
         name += f" {_ago(member.heard_seconds + age)}"

@@ -1,7 +1,7 @@
 """What a run has been through: its rounds, since when things are as they are. PURE.
 
 The state holds no time, and nothing in it is older than the round before. Whoever runs the
-core (the server, `status --watch` over a shared state) tells a chronicle of each step, with
+core (the server, `status --watch` over a shared state) tells a history of each step, with
 the time on a monotonic clock of its own; what comes out are durations, never moments, so
 that no two clocks are compared.
 
@@ -31,8 +31,8 @@ from rallypoint.core.state import (
     Closed,
     NodeId,
     Round,
+    RunState,
     Sealed,
-    State,
     find,
     round_number,
 )
@@ -101,7 +101,7 @@ class Noted:
     losses: tuple[Loss, ...] = ()
 
 
-class Chronicle:
+class History:
     """What one run has been through, as its host saw it."""
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ class Chronicle:
 
     def note(
         self,
-        before: State,
+        before: RunState,
         events: Sequence[Event],
-        after: State,
+        after: RunState,
         now: float,
         heard: Callable[[NodeId], float | None] = lambda _: None,
     ) -> Noted:
@@ -146,7 +146,7 @@ class Chronicle:
         self._forget(after)
         return Noted(sealed, tuple(losses))
 
-    def _notice_at(self, node: NodeId, before: State, after: State, now: float) -> float:
+    def _notice_at(self, node: NodeId, before: RunState, after: RunState, now: float) -> float:
         """Return when a notice's seconds began; of two the one that ends sooner holds (P1)."""
         at, known, notice = self._noticed.get(node, now), before.notices.get(node), after.notices
         seconds = notice[node].seconds
@@ -156,9 +156,9 @@ class Chronicle:
 
     def _event(
         self,
-        before: State,
+        before: RunState,
         event: Event,
-        after: State,
+        after: RunState,
         now: float,
         heard: Callable[[NodeId], float | None],
         losses: list[Loss],
@@ -195,7 +195,12 @@ class Chronicle:
         return self.rounds[-1].opened_at if self.rounds else now
 
     def _open(
-        self, before: State, events: Sequence[Event], after: State, now: float, lost: list[str]
+        self,
+        before: RunState,
+        events: Sequence[Event],
+        after: RunState,
+        now: float,
+        lost: list[str],
     ) -> None:
         """A new round gathers; whoever opened it has ended the one before."""
         why = after.opening or _why_opened(before, events, after)
@@ -208,7 +213,7 @@ class Chronicle:
         entry = Entry(*_key(after), opened_at=now, opened_because=why if entry is not None else "")
         self.rounds.append(entry)
 
-    def _ended(self, after: State, now: float) -> Entry | None:
+    def _ended(self, after: RunState, now: float) -> Entry | None:
         """Take in that the round is sealed, or the run closed; return what was sealed now."""
         entry, phase = self.rounds[-1], after.phase
         if isinstance(phase, Closed) and entry.ended_at is None:
@@ -230,7 +235,7 @@ class Chronicle:
             oldest.record = None
             self._seats -= oldest.size
 
-    def _forget(self, after: State) -> None:
+    def _forget(self, after: RunState) -> None:
         if len(self._since) <= FEW and len(self._cut) <= FEW:
             return
         live = sum(len(getattr(after, place)) for place in PLACES)
@@ -259,7 +264,7 @@ class Chronicle:
         """Return how long the nodes whose connection is cut have been so."""
         return {node: now - at for node, at in self._cut.items()}
 
-    def notices(self, state: State, now: float) -> tuple[NoticeLine, ...]:
+    def notices(self, state: RunState, now: float) -> tuple[NoticeLine, ...]:
         """Return who will leave, and when."""
         return tuple(
             NoticeLine(n.node, n.label, n.why, n.by, n.seconds, self._left(n.node, n.seconds, now))
@@ -275,7 +280,7 @@ class Chronicle:
         return tuple(entry.line(now) for entry in self.rounds)
 
 
-def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
+def _why_opened(before: RunState, events: Sequence[Event], after: RunState) -> str:
     """Return why a round was opened that was sealed, too, within the same step.
 
     The state says it only while the round gathers; then the first event that could have
@@ -301,7 +306,7 @@ def _why_opened(before: State, events: Sequence[Event], after: State) -> str:
     return ""
 
 
-def _put_out(before: State, after: State) -> list[str]:
+def _put_out(before: RunState, after: RunState) -> list[str]:
     """Return the labels of live nodes that were excluded in a step."""
     if after.exclusions is before.exclusions:
         return []
@@ -310,7 +315,7 @@ def _put_out(before: State, after: State) -> list[str]:
     return [member.node.label for member in members if member is not None]
 
 
-def _key(state: State) -> tuple[int, int]:
+def _key(state: RunState) -> tuple[int, int]:
     return state.incarnation, round_number(state.phase)
 
 

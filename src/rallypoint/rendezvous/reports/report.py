@@ -1,4 +1,4 @@
-"""What a run is doing, as a report: from its state, and what a chronicle has seen of it. PURE."""
+"""What a run is doing, as a report: from its state, and what a history has seen of it. PURE."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -15,19 +15,19 @@ from rallypoint.core.events import (
 from rallypoint.core.state import (
     Closed,
     NodeId,
+    RunState,
     Sealed,
-    State,
     find,
     round_number,
 )
 from rallypoint.rendezvous.coordinator import (
     ExclusionLine,
-    Member,
+    NodeStatus,
     Report,
     RoundLine,
     RunningTimer,
 )
-from rallypoint.rendezvous.reports.history import Chronicle, ago
+from rallypoint.rendezvous.reports.history import History, ago
 
 SHUT_OUT_SHOWN = 16
 MISSING_SHOWN = 16
@@ -41,9 +41,9 @@ _NAMES: dict[type, tuple[str, str]] = {
 
 
 def report_of(
-    state: State,
+    state: RunState,
     server: str,
-    chronicle: Chronicle | None = None,
+    history: History | None = None,
     now: float = 0.0,
     heard: Callable[[NodeId], float | None] = lambda _: None,
     timers: Iterable[tuple[Timer, float | None]] = (),
@@ -53,14 +53,14 @@ def report_of(
     Args:
         state: of the run.
         server: where the answer comes from, for people.
-        chronicle: what was seen of it over time, None: nothing is known of time.
-        now: on the chronicle's clock.
+        history: what was seen of it over time, None: nothing is known of time.
+        now: on the history's clock.
         heard: when a node last gave a sign of life, on that clock.
         timers: those that run, with the seconds that are left.
     """
-    seen = chronicle or Chronicle()
+    seen = history or History()
     members = tuple(
-        Member(*row, seen.place_seconds(row[0].id, row[1], now), ago(now, heard(row[0].id)))
+        NodeStatus(*row, seen.place_seconds(row[0].id, row[1], now), ago(now, heard(row[0].id)))
         for row in explain.rows(state)
     )
     running = dict(timers)
@@ -93,7 +93,7 @@ def _waits(running: Mapping[Timer, float | None]) -> list[RunningTimer]:
     ]
 
 
-def _exclusions(state: State, left: Mapping[Timer, float | None]) -> tuple[ExclusionLine, ...]:
+def _exclusions(state: RunState, left: Mapping[Timer, float | None]) -> tuple[ExclusionLine, ...]:
     return tuple(
         ExclusionLine(
             out.aspect,
@@ -108,7 +108,7 @@ def _exclusions(state: State, left: Mapping[Timer, float | None]) -> tuple[Exclu
     )
 
 
-def _present(state: State) -> tuple[RoundLine, ...]:
+def _present(state: RunState) -> tuple[RoundLine, ...]:
     """Return the one round that a state itself tells of, without times."""
     phase = state.phase
     if state.settings is None or isinstance(phase, Closed):
@@ -126,7 +126,7 @@ def _present(state: State) -> tuple[RoundLine, ...]:
     return (line,)
 
 
-def brief_report(state: State, server: str) -> Report:
+def brief_report(state: RunState, server: str) -> Report:
     """Return a report that costs the same whatever the number of nodes: for each that waits.
 
     Args:
@@ -149,12 +149,12 @@ def brief_report(state: State, server: str) -> Report:
     )
 
 
-def _graces(state: State, cut: dict[NodeId, float]) -> list[RunningTimer]:
+def _graces(state: RunState, cut: dict[NodeId, float]) -> list[RunningTimer]:
     settings, running = state.settings, []
     for node, seconds in cut.items():
         member = find(state, node)
         if settings is not None and member is not None and not member.connected:
-            left = min(settings.grace_seconds, settings.lease_seconds) - seconds
+            left = min(settings.disconnect_grace_seconds, settings.lease_seconds) - seconds
             name = f"{member.node.label} may come back"
             running.append(RunningTimer(name, "disconnect_grace", max(0.0, left)))
     return running

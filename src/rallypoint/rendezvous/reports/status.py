@@ -18,7 +18,7 @@ from rallypoint.core.explain import goal_of
 from rallypoint.core.state import Settings
 from rallypoint.rendezvous.coordinator import (
     ExclusionLine,
-    Member,
+    NodeStatus,
     NoticeLine,
     Report,
     RoundLine,
@@ -353,12 +353,12 @@ _RUNS_NAMED = 5
 _PLACES = ("participant", "candidate", "waiting", "spare", "finished")
 
 
-def _order(member: Member) -> tuple[int, int, str]:
+def _order(member: NodeStatus) -> tuple[int, int, str]:
     rank = member.rank if member.rank is not None else 1 << 30
     return _PLACES.index(member.place), rank, member.node.label
 
 
-def _member(member: Member) -> MemberStatus:
+def _member(member: NodeStatus) -> MemberStatus:
     node = member.node
     return MemberStatus(
         id=node.id,
@@ -387,11 +387,11 @@ def _settings(settings: Settings | None) -> SettingsStatus | None:
         max_nodes=settings.max_nodes,
         target_nodes=settings.target_nodes,
         last_call=settings.last_call_seconds,
-        rejoin_timeout=settings.rejoin_seconds,
-        replacement_wait=settings.replacement_seconds,
+        rejoin_timeout=settings.rejoin_timeout_seconds,
+        replacement_wait=settings.replacement_wait_seconds,
         lease=settings.lease_seconds,
-        disconnect_grace=settings.grace_seconds,
-        steady_after=settings.steady_seconds,
+        disconnect_grace=settings.disconnect_grace_seconds,
+        steady_after=settings.steady_after_seconds,
         quarantine_failures=settings.quarantine_failures,
-        quarantine_time=settings.quarantine_seconds,
+        quarantine_time=settings.quarantine_time_seconds,
     )

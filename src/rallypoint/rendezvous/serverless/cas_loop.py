@@ -8,16 +8,15 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
-from rallypoint.core import codec
 from rallypoint.core.advance import Step, advance, timers
 from rallypoint.core.events import Event
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, decode_state, encode_state
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousStateError, RendezvousTimeoutError
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
 
 _JITTER_FIRST_SECONDS, _JITTER_MOST_SECONDS = 0.001, 0.1
-Decide = Callable[[State], Sequence[Event]]
+Decide = Callable[[RunState], Sequence[Event]]
 Pause = Callable[[float], object]
 
 
@@ -39,7 +38,7 @@ class Exchange:
         self._backend = backend
         self._run_id = run_id
         self._wait = pause
-        self._known: tuple[bytes, State] | None = None  # spares decoding what has not changed
+        self._known: tuple[bytes, RunState] | None = None  # spares decoding what has not changed
         self.token: Token | None = None
 
     def run(self, decide: Decide, deadline: Deadline) -> Step:
@@ -60,7 +59,7 @@ class Exchange:
             step = advance(state, *events) if events else _rest(state)
             if step.state == state:
                 return step
-            written = codec.encode(step.state)
+            written = encode_state(step.state)
             answer = self._backend.set_state(written, self.token)
             if answer is not None and answer[2]:
                 self._known, self.token = (written, step.state), answer[1]
@@ -69,13 +68,13 @@ class Exchange:
             races += 1
             self._pause(races, deadline)
 
-    def _read(self, found: tuple[bytes, Token] | None) -> State:
+    def _read(self, found: tuple[bytes, Token] | None) -> RunState:
         if found is None:
             self._known, self.token = None, None
-            return State(run_id=self._run_id)
+            return RunState(run_id=self._run_id)
         data, self.token = found
         if self._known is None or self._known[0] != data:
-            self._known = (data, codec.decode(data))
+            self._known = (data, decode_state(data))
         state = self._known[1]
         if state.run_id != self._run_id:
             raise RendezvousStateError(
@@ -94,5 +93,5 @@ class Exchange:
         self._wait(deadline.capped(random.uniform(0, most)))  # noqa: S311 - jitter
 
 
-def _rest(state: State) -> Step:
+def _rest(state: RunState) -> Step:
     return Step(state, (), timers(state), ())

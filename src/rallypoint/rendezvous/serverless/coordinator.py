@@ -35,8 +35,8 @@ from rallypoint.core.state import (
     Failure,
     Node,
     NodeId,
+    RunState,
     Settings,
-    State,
 )
 from rallypoint.deadline import Clock, Deadline
 from rallypoint.engines.store import EngineStore
@@ -165,7 +165,7 @@ class SharedCoordinator(Coordinator):
     def _give_up(self, node: Node, deadline: Deadline) -> Assignment:
         seats: list[Assignment | None] = []
 
-        def withdraw(state: State) -> list[Event]:
+        def withdraw(state: RunState) -> list[Event]:
             seats[:] = [seat_of(state, node.id)]
             why = f"it gave up after waiting {deadline.timeout:g} s"
             return [] if seats[0] else [Leave(node.id, why)]

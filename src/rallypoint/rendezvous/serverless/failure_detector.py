@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rallypoint.core.advance import timer_seconds, timers
 from rallypoint.core.events import Beat, Cause, Event, Lost, Timer
-from rallypoint.core.state import PLACES, Closed, Member, NodeId, State, find
+from rallypoint.core.state import PLACES, Closed, Member, NodeId, RunState, find
 from rallypoint.deadline import Clock
 from rallypoint.rendezvous import defaults
 
@@ -65,7 +65,7 @@ class Observer:
         self._signs.clear()
         self._timers.clear()
 
-    def look(self, state: State, me: NodeId | None) -> list[Event]:
+    def look(self, state: RunState, me: NodeId | None) -> list[Event]:
         """Return the events that are due in a state, this node's own heartbeat included.
 
         Args:
@@ -111,7 +111,7 @@ class Observer:
         self._next = min(self._next, at)
         return False
 
-    def _silent(self, state: State, me: NodeId, now: float, lease: float) -> list[Event]:
+    def _silent(self, state: RunState, me: NodeId, now: float, lease: float) -> list[Event]:
         members = _members(state)
         self._signs = {node: sign for node, sign in self._signs.items() if node in members}
         lost: list[Event] = []
@@ -123,7 +123,7 @@ class Observer:
                 lost.append(Lost(node, Cause.LEASE, member.beats))
         return lost
 
-    def _ended(self, state: State, now: float) -> list[Event]:
+    def _ended(self, state: RunState, now: float) -> list[Event]:
         listed = timers(state)
         self._timers = {t: run for t, run in self._timers.items() if t in listed}
         ended: list[Event] = []
@@ -134,10 +134,10 @@ class Observer:
         return ended
 
 
-def lease_seconds(state: State) -> float:
+def lease_seconds(state: RunState) -> float:
     """Return the lease of a run, the default one before it was opened."""
     return defaults.value("lease") if state.settings is None else state.settings.lease_seconds
 
 
-def _members(state: State) -> dict[NodeId, Member]:
+def _members(state: RunState) -> dict[NodeId, Member]:
     return {node: member for place in PLACES for node, member in getattr(state, place).items()}

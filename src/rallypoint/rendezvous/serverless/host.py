@@ -22,7 +22,7 @@ import msgspec
 
 from rallypoint.core.advance import Step
 from rallypoint.core.events import Event, Refused
-from rallypoint.core.state import Node, Sealed, State, find
+from rallypoint.core.state import Node, RunState, Sealed, find
 from rallypoint.deadline import Clock, Deadline
 from rallypoint.errors import (
     RendezvousConnectionError,
@@ -83,7 +83,7 @@ class SharedHost:
         self.changed = threading.Condition()  # guards everything below
         self.view = View()
         self.node: Node | None = None  # None while not a member
-        self.state: State | None = None  # last seen as a member
+        self.state: RunState | None = None  # last seen as a member
         self.known = (0, 0)  # incarnation and round of the last seat
         self.members: tuple[Node, ...] = ()  # of that round, in rank order
         self._queued = self.view  # the last one that watchers have heard of, or will
@@ -183,7 +183,7 @@ class SharedHost:
         """
         due: list[Event] = []
 
-        def decide(state: State) -> list[Event]:
+        def decide(state: RunState) -> list[Event]:
             due[:] = self._observer.look(state, self.node.id if self.node else None)
             return due
 
@@ -261,7 +261,7 @@ class SharedHost:
 
     # -- what was seen ------------------------------------------------------------------------
 
-    def _observe(self, state: State, joining: Node | None = None, leaving: bool = False) -> None:
+    def _observe(self, state: RunState, joining: Node | None = None, leaving: bool = False) -> None:
         """Take in a state that was read or stored; called in the order of the states."""
         with self.changed:
             if joining is not None and find(state, joining.id) is not None:
@@ -281,7 +281,7 @@ class SharedHost:
             self._remember(state, view)
             self._replace_view(view)
 
-    def _remember(self, state: State, view: View) -> None:
+    def _remember(self, state: RunState, view: View) -> None:
         seat = view.assignment
         if seat is None or view.opened is not None or not isinstance(state.phase, Sealed):
             return

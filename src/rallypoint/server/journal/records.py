@@ -1,7 +1,7 @@
 """What a server stores: its runs and their stores as entries of a journal, and back.
 
     format                          the version of this table
-    run/<run>                       the core's state (core/codec.py)
+    run/<run>                       the core's state (core/state.py)
     space/<run>                     how many changes the store's keys have seen
     key/<run>/<key>                 a value, or the head of a queue
     item/<run>/<number>/<key>       one value of a queue, so that a push writes no more than it
@@ -24,8 +24,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from rallypoint.core import codec
-from rallypoint.core.state import State
+from rallypoint.core.state import RunState, decode_state, encode_state
 from rallypoint.errors import JournalCorruptError, RendezvousStateError
 from rallypoint.server.journal.group_commit import GroupCommit
 from rallypoint.server.runs import RunHost
@@ -83,7 +82,7 @@ class RunRecords:
         self._name = f"run/{quote(host.state.run_id, safe='')}"
 
     def unsaved(self) -> Changes:
-        return {self._name: codec.encode(self._host.state)}
+        return {self._name: encode_state(self._host.state)}
 
     def gone(self) -> Changes:
         """Return the entries to delete with the run."""
@@ -227,7 +226,7 @@ class Stored:
     def __init__(self, where: str, entries: Mapping[str, bytes]) -> None:
         self._where = where
         self.is_new = not entries
-        self.runs: dict[str, State] = {}
+        self.runs: dict[str, RunState] = {}
         self.stores: defaultdict[str, StoredStore] = defaultdict(StoredStore)
         if entries and entries.get(FORMAT_NAME) != FORMAT:
             raise JournalCorruptError(
@@ -270,9 +269,9 @@ class Stored:
             (run_id, key), _ = items.popitem()
             raise self._unfit(f"key/{run_id}/{key}", "values of a queue without their head")
 
-    def _state(self, name: str, run_id: str, value: bytes) -> State:
+    def _state(self, name: str, run_id: str, value: bytes) -> RunState:
         try:
-            state = codec.decode(value)
+            state = decode_state(value)
         except RendezvousStateError as error:
             raise self._unfit(name, str(error)) from error
         if state.run_id != run_id:

@@ -38,8 +38,8 @@ from rallypoint.core.state import (
     PLACES,
     Closed,
     NodeId,
+    RunState,
     Sealed,
-    State,
     round_number,
 )
 from rallypoint.rendezvous.coordinator import Order
@@ -69,10 +69,10 @@ class Checker(ABC):
         self.steps = 0
 
     @abstractmethod
-    def advance(self, state: State, *events: Event) -> Step:
+    def advance(self, state: RunState, *events: Event) -> Step:
         """Take the place of the core's `advance`, and check the step."""
 
-    def _sealing(self, before: State, step: Step) -> None:
+    def _sealing(self, before: RunState, step: Step) -> None:
         """G1: the new round includes every live node of the round before that has not left."""
         after = step.state
         if not isinstance(after.phase, Sealed):
@@ -175,7 +175,7 @@ class HostedChecker(Checker):
     def __init__(self, simulation: Simulation, server: SimulatedServer) -> None:
         super().__init__(simulation, server)
 
-    def advance(self, state: State, *events: Event) -> Step:
+    def advance(self, state: RunState, *events: Event) -> Step:
         """Be `advance` for a server's host; what follows from it counts once it is durable."""
         step = advance_now(state, *events)
         self.steps += 1
@@ -197,14 +197,14 @@ class HostedChecker(Checker):
             self.simulation.note("server", f"{', '.join(map(event_line, events))}: {step.reason}")
         return step
 
-    def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
+    def happened(self, before: RunState, step: Step, events: tuple[Event, ...]) -> None:
         """A step has become durable: nodes may be notified of it."""
         self._closing(before, step.state, events)
         self._sealing(before, step)
         check_budget(before, step.state, events)
         self._remember(step)
 
-    def _cause(self, event: Event, state: State) -> None:
+    def _cause(self, event: Event, state: RunState) -> None:
         truth = self.truth
         match event:
             case Join(node=node):
@@ -222,7 +222,7 @@ class HostedChecker(Checker):
         if not fine:
             raise Violation("invented", f"nothing caused {event}")
 
-    def _loss(self, lost: Lost, state: State) -> None:
+    def _loss(self, lost: Lost, state: RunState) -> None:
         server, settings = self.server, state.settings
         if server.host is None or server.process is None or settings is None:
             return
@@ -241,11 +241,11 @@ class HostedChecker(Checker):
             back = bound > server.host.lost_at.get(lost.node, here) and bound < here
             if back:
                 raise Violation("false loss", f"{lost.node} is connected and was lost")
-            if gone < min(settings.grace_seconds, settings.lease_seconds) - leeway:
+            if gone < min(settings.disconnect_grace_seconds, settings.lease_seconds) - leeway:
                 text = f"{lost.node} was lost {gone:.2f} s after its disconnect"
                 raise Violation("false loss", text)
 
-    def _late_timers(self, state: State, events: Iterable[Event]) -> None:
+    def _late_timers(self, state: RunState, events: Iterable[Event]) -> None:
         for event in events:
             step = advance_now(state, event)
             if isinstance(event, TIMERS):
@@ -254,7 +254,7 @@ class HostedChecker(Checker):
                 self._early(event, state)
             state = step.state
 
-    def _early(self, timer: Timer, state: State) -> None:
+    def _early(self, timer: Timer, state: RunState) -> None:
         process = self.server.process
         began = self.truth.timers.get((self.server.starts, timer))
         if began is None or process is None:
@@ -266,7 +266,7 @@ class HostedChecker(Checker):
         if ran < wanted - leeway and state.settings is not None:
             raise Violation("early timer", f"{timer} ended after {ran:.2f} s of {wanted:g}")
 
-    def _closing(self, before: State, after: State, events: tuple[Event, ...]) -> None:
+    def _closing(self, before: RunState, after: RunState, events: tuple[Event, ...]) -> None:
         if not isinstance(after.phase, Closed) or isinstance(before.phase, Closed):
             return
         most = before.settings.max_restarts if before.settings else None
@@ -308,14 +308,14 @@ class ServerlessChecker(Checker):
         super().__init__(simulation, server)
         self._signs: dict[NodeId, tuple[int, float]] = {}
 
-    def advance(self, state: State, *events: Event) -> Step:
+    def advance(self, state: RunState, *events: Event) -> Step:
         """Take the place of `advance`; a step counts once its write has won."""
         step = advance_now(state, *events)
         self.steps += 1
         check_core(state, step)
         return step
 
-    def stored(self, before: State, step: Step) -> None:
+    def stored(self, before: RunState, step: Step) -> None:
         """A state was written."""
         after = step.state
         check_core(before, step)
@@ -336,7 +336,7 @@ class ServerlessChecker(Checker):
                     self._signs[node] = (member.beats, self.simulation.clockwork.now)
         self.simulation.note("store", describe(after))
 
-    def _losses(self, before: State, after: State) -> None:
+    def _losses(self, before: RunState, after: RunState) -> None:
         settings, now = after.settings, self.simulation.clockwork.now
         for node, why in after.fenced.items():
             if node in before.fenced or Cause.LEASE.value not in why or settings is None:
@@ -347,7 +347,7 @@ class ServerlessChecker(Checker):
                 raise Violation("false loss", f"{node} was lost after {silent:.2f} s of silence")
 
 
-def _is_in(state: State, node: NodeId) -> bool:
+def _is_in(state: RunState, node: NodeId) -> bool:
     return any(node in getattr(state, place) for place in PLACES)
 
 
@@ -361,12 +361,12 @@ def what_of(order: Order) -> tuple[str, str]:
     return type(order).__name__, whom
 
 
-def advance_now(state: State, *events: Event) -> Step:
+def advance_now(state: RunState, *events: Event) -> Step:
     """Call the core; tests plant faults in it, so it is looked up at each call."""
     return advance(state, *events)
 
 
-def check_budget(before: State, after: State, events: tuple[Event, ...]) -> None:
+def check_budget(before: RunState, after: RunState, events: tuple[Event, ...]) -> None:
     """B1: failing workers consume the restart budget, and no round begins beyond it.
 
     The budget can grow again: failures that a lost node caused are not counted.
@@ -389,7 +389,7 @@ def event_line(event: Event) -> str:
     return f"{name} {who}" if who else str(event)
 
 
-def check_core(before: State, step: Step) -> None:
+def check_core(before: RunState, step: Step) -> None:
     """Check the invariants of the core over one step."""
     broken = check_state(step.state) + check_step(before, step.state, step.messages)
     if broken:

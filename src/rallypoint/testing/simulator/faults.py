@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from rallypoint.core.annotations import Aspect
 from rallypoint.core.events import Admit, Close, Exclude, Notify
+from rallypoint.core.state import Aspect
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.testing.simulator.context import ServerLives, Simulation
 from rallypoint.testing.simulator.node import Agent

@@ -11,7 +11,7 @@ import msgspec
 
 from rallypoint.core.advance import Step
 from rallypoint.core.events import Event, Lost
-from rallypoint.core.state import NodeId, Sealed, Settings, State
+from rallypoint.core.state import NodeId, RunState, Sealed, Settings
 from rallypoint.testing.simulator.checks import HostedChecker
 from rallypoint.testing.simulator.hosted import HostedWorld
 from rallypoint.testing.simulator.node import Agent
@@ -77,7 +77,7 @@ class Watching(HostedChecker):
     forecast: Forecast
     agents: list[Agent]
 
-    def advance(self, state: State, *events: Event) -> Step:
+    def advance(self, state: RunState, *events: Event) -> Step:
         for event in events:
             if isinstance(event, Lost):
                 died = self.died.pop(event.node, None)

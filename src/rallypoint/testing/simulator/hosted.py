@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from rallypoint.agent.policy.view_events import join_failed
 from rallypoint.core.events import Assignment, Join
-from rallypoint.core.state import Failure, State
+from rallypoint.core.state import Failure, RunState
 from rallypoint.errors import RendezvousTimeoutError
 from rallypoint.rendezvous.client.session import Outcome, Request, join_error
 from rallypoint.rendezvous.coordinator import Order
@@ -192,7 +192,7 @@ class HostedWorld(World):
         if node is not None and server is not None and end.process is server:
             self.truth.hear(node, self.clockwork.now, server.paused_seconds())
 
-    def state(self) -> State | None:
+    def state(self) -> RunState | None:
         return self.server.state
 
     def order(self, event: Order) -> None:

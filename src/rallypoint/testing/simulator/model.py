@@ -15,8 +15,6 @@ from hashlib import blake2b
 import msgspec
 
 from rallypoint.core.advance import Step, advance, timers
-from rallypoint.core.annotations import Aspect
-from rallypoint.core.codec import encode
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -38,14 +36,16 @@ from rallypoint.core.events import (
 from rallypoint.core.invariants import check_state, check_step
 from rallypoint.core.state import (
     PLACES,
+    Aspect,
     Closed,
     Failure,
     Member,
     Node,
     NodeId,
+    RunState,
     Sealed,
     Settings,
-    State,
+    encode_state,
     find,
     round_number,
 )
@@ -72,7 +72,7 @@ class Situation(msgspec.Struct, frozen=True):
         old_timers: timers that have run and may fire late.
     """
 
-    state: State
+    state: RunState
     known: dict[NodeId, tuple[int, int]] = {}
     sealed: int = 0
     left: frozenset[str] = frozenset(FAULTS)
@@ -107,7 +107,7 @@ def explore(
 ) -> ModelCheck:
     """Explore all orders of events; raise Broken if a rule does not hold."""
     began = time.monotonic()
-    first = Situation(State("model"), left=frozenset(faults))
+    first = Situation(RunState("model"), left=frozenset(faults))
     paths: dict[bytes, tuple[bytes, str]] = {key(first): (b"", "")}
     queue = deque([(first, key(first))])
     report, settled = ModelCheck(states=1), set[bytes]()
@@ -283,13 +283,13 @@ def broken(situation: Situation, event: Event, fault: str, step: Step) -> str:
     return _unnotified(after, step.messages)
 
 
-def _sealing(situation: Situation, event: Event, phase: Sealed, after: State) -> str:
+def _sealing(situation: Situation, event: Event, phase: Sealed, after: RunState) -> str:
     if phase.record.number <= situation.sealed:
         return f"round {phase.record.number} was sealed after round {situation.sealed}"
     return _passed_over(situation.state, event, after)
 
 
-def _passed_over(before: State, event: Event, after: State) -> str:
+def _passed_over(before: RunState, event: Event, after: RunState) -> str:
     """G1: a participant has a seat in the next round unless it finished, left or was lost."""
     record = after.phase.record if isinstance(after.phase, Sealed) else None
     seated = {seat.node.id for seat in record.seats} if record else set()
@@ -302,7 +302,7 @@ def _passed_over(before: State, event: Event, after: State) -> str:
     return ""
 
 
-def _unnotified(after: State, messages: tuple[Send, ...]) -> str:
+def _unnotified(after: RunState, messages: tuple[Send, ...]) -> str:
     """L1: when a round opens, all participants of the round before are notified."""
     opened = [send for send in messages if isinstance(send.message, RoundOpened)]
     if not opened or not after.participants:
@@ -318,7 +318,7 @@ def settles(situation: Situation, settled: set[bytes]) -> str:
     """Let every node do its part; return what hangs, "" if the run settles."""
     state = situation.state
     for _ in range(30):
-        bare = encode(state)
+        bare = encode_state(state)
         if bare in settled:
             return ""
         settled.add(bare)
@@ -333,7 +333,7 @@ def settles(situation: Situation, settled: set[bytes]) -> str:
     return f"the run does not settle: {state.phase}"
 
 
-def _next_part(state: State) -> Event | None:
+def _next_part(state: RunState) -> Event | None:
     for place in PLACES:
         for node, member in getattr(state, place).items():
             if not member.connected:

@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True):
     def bound_seconds(self) -> float:
         """Return the seconds after the last fault within which everything must settle."""
         s = self.settings
-        waits = s.rejoin_seconds + s.replacement_seconds + s.last_call_seconds
+        waits = s.rejoin_timeout_seconds + s.replacement_wait_seconds + s.last_call_seconds
         waits += self.stop_seconds + self.save_seconds
         return 3 * s.lease_seconds + 2 * waits + 15.0
 
@@ -130,10 +130,11 @@ class Plan(msgspec.Struct, frozen=True):
             f"seed {self.seed}: {self.nodes} nodes, min {s.min_nodes}, max {s.max_nodes}, "
             f"target {s.target_nodes}, max_restarts {s.max_restarts}, "
             f"{'shared' if self.shared else 'hosted'}, {self.stores} store clients",
-            f"lease {s.lease_seconds:g} s, grace {s.grace_seconds:g}, last call "
-            f"{s.last_call_seconds:g}, rejoin {s.rejoin_seconds:g}, replacement "
-            f"{s.replacement_seconds:g}, work {self.work_seconds:g}, stop {self.stop_seconds:g}, "
-            f"quarantine {s.quarantine_failures}, admit {self.admit}, save {self.save_seconds:g}",
+            f"lease {s.lease_seconds:g} s, grace {s.disconnect_grace_seconds:g}, last call "
+            f"{s.last_call_seconds:g}, rejoin {s.rejoin_timeout_seconds:g}, replacement "
+            f"{s.replacement_wait_seconds:g}, work {self.work_seconds:g}, "
+            f"stop {self.stop_seconds:g}, quarantine {s.quarantine_failures}, admit {self.admit}, "
+            f"save {self.save_seconds:g}",
         ]
         return head + [f"  {fault.line()}" for fault in self.faults]
 
@@ -159,13 +160,13 @@ def settings_from(dice: random.Random, nodes: int) -> Settings:
         target_nodes=dice.choice([None, None, dice.randint(least, most)]),
         max_restarts=dice.choice([None, None, 0, 1, 5]),
         last_call_seconds=dice.choice([0.0, 0.5, 2.0]),
-        rejoin_seconds=dice.choice([2.0, 5.0, 10.0]),
-        replacement_seconds=dice.choice([0.0, 0.0, 1.0, 3.0]),
+        rejoin_timeout_seconds=dice.choice([2.0, 5.0, 10.0]),
+        replacement_wait_seconds=dice.choice([0.0, 0.0, 1.0, 3.0]),
         lease_seconds=lease,
-        grace_seconds=dice.choice([0.2, 1.0, lease]),
-        steady_seconds=dice.choice([1.0, 300.0]),
+        disconnect_grace_seconds=dice.choice([0.2, 1.0, lease]),
+        steady_after_seconds=dice.choice([1.0, 300.0]),
         quarantine_failures=dice.choice([0, 0, 0, 1, 2]),
-        quarantine_seconds=dice.choice([1.0, 600.0]),
+        quarantine_time_seconds=dice.choice([1.0, 600.0]),
     )
 
 
@@ -204,6 +205,6 @@ def plan_from(seed: int, shared: bool | None = None) -> Plan:
         save_seconds=dice.choice([1.0, 5.0]),
     )
     # a user cannot set less
-    rejoin = max(settings.rejoin_seconds, least_rejoin(plan.stop_seconds))
-    settings = msgspec.structs.replace(settings, rejoin_seconds=rejoin)
+    rejoin = max(settings.rejoin_timeout_seconds, least_rejoin(plan.stop_seconds))
+    settings = msgspec.structs.replace(settings, rejoin_timeout_seconds=rejoin)
     return msgspec.structs.replace(plan, settings=settings)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from rallypoint.core.advance import Step, timers
 from rallypoint.core.events import Event, Timer
-from rallypoint.core.state import PLACES, NodeId, State
+from rallypoint.core.state import PLACES, NodeId, RunState
 from rallypoint.deadline import Deadline
 from rallypoint.server import runs
 from rallypoint.server.fault import Faults
@@ -28,7 +28,7 @@ from rallypoint.testing.simulator.disk import (
 )
 from rallypoint.testing.simulator.virtual_clock import Process, finish
 
-Done = tuple[State, Step, tuple[Event, ...]]
+Done = tuple[RunState, Step, tuple[Event, ...]]
 
 
 class _Socket:
@@ -60,7 +60,7 @@ class WatchedHost(runs.RunHost):
             self.lost_at[connection.node] = self._loop.time()
         super().disconnected(connection)
 
-    def adopt(self, state: State) -> None:
+    def adopt(self, state: RunState) -> None:
         super().adopt(state)
         for node in [node for place in PLACES for node in getattr(state, place)]:
             self.lost_at[node] = self._loop.time()
@@ -96,7 +96,7 @@ class Watcher(Protocol):
     def begins(self, running: Iterable[Timer]) -> None:
         """These timers run; those that are new begin now."""
 
-    def happened(self, before: State, step: Step, events: tuple[Event, ...]) -> None:
+    def happened(self, before: RunState, step: Step, events: tuple[Event, ...]) -> None:
         """A step has become durable: nodes may be notified of it."""
 
 
@@ -159,7 +159,7 @@ class SimulatedServer:
         self._hosts = [h for h in self._hosts if cast(Any, h._loop).alive] + [host]
         return host
 
-    def owner(self, state: State) -> WatchedHost | None:
+    def owner(self, state: RunState) -> WatchedHost | None:
         """Return the host that holds this state."""
         return next((host for host in self._hosts if host.state is state), None)
 
@@ -214,6 +214,6 @@ class SimulatedServer:
             self.start()
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> RunState | None:
         """The run's state, None while the server is down."""
         return None if self.host is None else self.host.state

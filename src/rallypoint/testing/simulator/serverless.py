@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from rallypoint.agent.policy.view_events import join_failed
 from rallypoint.core.advance import Step, timers
-from rallypoint.core.codec import decode
 from rallypoint.core.events import Assignment
-from rallypoint.core.state import Failure, State
+from rallypoint.core.state import Failure, RunState, decode_state
 from rallypoint.deadline import Deadline
 from rallypoint.errors import (
     RallypointError,
@@ -51,12 +50,12 @@ def settings_of(plan: Plan) -> RendezvousSettings:
         RendezvousTimeout(plan.join_seconds, max(tiny, s.last_call_seconds), 30, s.lease_seconds),
         target_nodes=s.target_nodes,
         max_restarts=s.max_restarts,
-        disconnect_grace=s.grace_seconds,
-        replacement_wait=s.replacement_seconds,
-        rejoin_timeout=s.rejoin_seconds,
-        steady_after=s.steady_seconds,
+        disconnect_grace=s.disconnect_grace_seconds,
+        replacement_wait=s.replacement_wait_seconds,
+        rejoin_timeout=s.rejoin_timeout_seconds,
+        steady_after=s.steady_after_seconds,
         quarantine_failures=s.quarantine_failures,
-        quarantine_time=s.quarantine_seconds,
+        quarantine_time=s.quarantine_time_seconds,
         stop_grace=plan.stop_seconds,
     )
 
@@ -257,13 +256,13 @@ class ServerlessWorld(World):
         self.server = StoreHost(self)
         self.cell = Cell(self, self.server.process, self._stored)
         self.checker = ServerlessChecker(self, self.server)
-        self.seen = State(self.run_id)
+        self.seen = RunState(self.run_id)
 
     def make_agent(self, host: int, number: int) -> Agent:
         return ServerlessNode(self, host, number)
 
     def _stored(self, data: bytes) -> None:
-        state, before = decode(data), self.seen
+        state, before = decode_state(data), self.seen
         self.seen = state
         self.checker.stored(before, Step(state, (), timers(state), ()))
         for agent in self.agents:
@@ -274,7 +273,7 @@ class ServerlessWorld(World):
         """A node starts its workers: all nodes of a round must know the same facts of it."""
         self.checker.seated(0, agent.node_id, seat)
 
-    def state(self) -> State | None:
+    def state(self) -> RunState | None:
         return self.seen
 
     def order(self, event: Order) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from rallypoint.agent.policy import decisions as agent_policy
 from rallypoint.agent.policy import events as agent_events
 from rallypoint.core.events import Assignment, RoundOpened
-from rallypoint.core.state import PLACES, Closed, Sealed, State
+from rallypoint.core.state import PLACES, Closed, RunState, Sealed
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.testing.simulator.checks import Checker
 from rallypoint.testing.simulator.context import ServerLives, Violation
@@ -67,7 +67,7 @@ class World(AgentWorld):
         yield from ()
 
     @abstractmethod
-    def state(self) -> State | None:
+    def state(self) -> RunState | None:
         """Return the run's state, None while nobody has it."""
 
     @abstractmethod
@@ -185,7 +185,7 @@ class World(AgentWorld):
                 return f"{agent.node_id} {why}"
         return ""
 
-    def _agent_unsettled(self, agent: Agent, state: State) -> str:
+    def _agent_unsettled(self, agent: Agent, state: RunState) -> str:
         phase = state.phase
         if isinstance(phase, Sealed):
             number = (state.incarnation, phase.record.number)

@@ -1,4 +1,4 @@
-"""Working, rule by rule (F1, B1, E1): finishing, failing, the budget."""
+"""Failing workers, rule by rule: the budget (B1, E1) and quarantine (H1)."""
 
 from typing import Any
 
@@ -7,134 +7,32 @@ from tests.core.builders import Drive, a_failure, a_settings, refusal, sealed, u
 
 from rallypoint.core.advance import timer_seconds
 from rallypoint.core.events import (
+    Beat,
     Cause,
     Disconnected,
+    ExclusionOver,
     Fail,
     Finish,
     Join,
     Lost,
-    Parked,
     Reconnected,
     Refusal,
-    Refused,
     RoundOpened,
     RunClosed,
     SteadyOver,
-    WaitingChanged,
     assignment,
 )
+from rallypoint.core.explain import describe
+from rallypoint.core.failures import BY
 from rallypoint.core.state import (
     FAILURES_LIMIT,
+    QUARANTINE_ROUNDS,
+    Aspect,
     Closed,
     Gathering,
+    Strike,
     Verdict,
 )
-
-# -- F1: finishing ------------------------------------------------------------------------
-
-
-def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> None:
-    run = sealed("node1", "node2", most=2)
-    run.join("spare")
-    step = run.finish("node1")
-    assert run.places()["finished"] == ["node1"]
-    assert step.messages == ()
-    assert step.reason == (
-        "node1 pid 1 has finished; round 1 is at work with 2 nodes; 1 have finished, "
-        "still working: node2 pid 2; 1 spare"
-    )
-    step = run.finish("node2", at="noon")
-    why = "all 2 nodes of round 1 finished"
-    closed = RunClosed(1, 1, "node2 pid 2", "noon", why, Verdict.FINISHED)
-    assert [run.sent(n) for n in ("node1", "node2", "spare")] == [[closed]] * 3
-    assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, Verdict.FINISHED)
-
-
-def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
-    run = sealed("node1", "node2")
-    run.join("node3")
-    run.finish("node1")
-    why = "round 1 is ending: 1 nodes have finished"
-    assert run.sent("node3") == [Parked(1, 1, True, why)]
-    assert run.sent("node2") == [WaitingChanged(1, 1, 0)]
-    assert run.step.reason.startswith("node1 pid 1 has finished; round 1 is at work")
-    run.join("node4")
-    assert run.sent("node4") == [Parked(1, 1, True, why)]
-    assert run.places()["spares"] == ["node3", "node4"]
-
-
-def test_f1_a_finished_node_is_neither_lost_nor_missing() -> None:
-    run = sealed("node1", "node2", "node3", least=1)
-    run.finish("node1")
-    run.lose("node2")
-    assert run.places() == {"finished": ["node1"], "participants": ["node3"]}
-    run.rejoin("node3")
-    assert run.ranks() == ["node3"]
-    run.finish("node3")
-    assert run.phase == "Closed"
-
-
-def test_f1_a_finished_node_may_leave_and_the_run_still_finishes() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    run.leave("node1")
-    assert run.phase == "Sealed"
-    run.finish("node2")
-    assert isinstance(run.state.phase, Closed)
-    assert run.state.phase.finished
-
-
-def test_f1_below_min_it_says_who_will_not_come() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    run.fail("node2")
-    step = run.rejoin("node2")
-    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not come again")
-
-
-def test_f1_finishing_twice_changes_nothing_and_a_finished_node_cannot_join() -> None:
-    run = sealed("node1", "node2")
-    run.finish("node1")
-    unchanged(run, Finish("node1", 1, 1))
-    before = run.state
-    run.join("node1", after=1)
-    assert refusal(run, "node1").refusal is Refusal.STALE
-    assert run.state == before
-
-
-def test_f1_one_that_was_done_before_it_heard_of_the_next_round() -> None:
-    run = sealed("node1", "node2", "node3")
-    run.lose("node3")
-    step = run.do(Finish("node2", 1, 1))
-    assert run.places() == {"finished": ["node2"], "participants": ["node1"]}
-    assert step.reason.startswith("node2 pid 2 has finished and does not join again; ")
-
-
-@pytest.mark.parametrize(
-    ("event", "why"),
-    [
-        (Finish("node1", 2, 2), "round 2 is not the one this node works in"),
-        (Finish("nobody", 1, 2), "round 2 is not the one this node works in"),
-        (Finish("node1", 1, 1), "round 1 is over; this is round 2"),
-        (Finish("node1", 1, 3), "round 3 is over; this is round 2"),
-    ],
-)
-def test_e1_a_finish_of_another_round_is_refused(event: Finish, why: str) -> None:
-    run = sealed("node1", "node2")
-    run.rejoin("node1", "node2")
-    before = run.state
-    run.do(event)
-    assert refusal(run, event.node) == Refused(Refusal.STALE, why, 1, 2)
-    assert run.state == before
-
-
-def test_e1_a_finish_of_an_older_round_while_gathering_is_refused() -> None:
-    run = sealed("node1", "node2")
-    run.rejoin("node1", "node2")
-    run.rejoin("node1")
-    run.do(Finish("node2", 1, 1))
-    assert refusal(run, "node2").why == "round 1 is over; this is round 3"
-
 
 # -- B1: the budget -----------------------------------------------------------------------
 
@@ -195,7 +93,7 @@ def test_b1_all_nodes_are_told_how_many_rounds_have_failed_in_a_row() -> None:
 
 
 def test_b1_a_round_that_works_steadily_ends_a_row() -> None:
-    run = sealed("node1", "node2", steady_seconds=7.0)
+    run = sealed("node1", "node2", steady_after_seconds=7.0)
     assert list(run.step.timers) == []
     run.fail("node1", a_failure("node1", code=3))
     assert SteadyOver(1, 2) not in run.step.timers
@@ -565,8 +463,175 @@ def test_a_join_by_itself_opens_a_run() -> None:
     assert run.ranks() == ["solo"]
 
 
-def test_f1_a_run_of_one_node_is_finished_by_the_only_one() -> None:
-    run = sealed("node1", least=1)
-    run.finish("node1")
-    assert isinstance(run.state.phase, Closed)
-    assert run.state.phase.why == "the only node of round 1 finished"
+NAMES = ("node1", "node2", "node3")
+
+
+def failing(run: Drive, name: str = "node2", times: int = 1, **failure: Any) -> Drive:
+    """Let the workers of one node end rounds; the others come back first."""
+    for _ in range(times):
+        run.fail(name, a_failure(name, **failure))
+        run.rejoin(*[n for n in sorted(run.state.participants) if n != name])
+        run.rejoin(name)
+    return run
+
+
+def test_h1_a_node_that_fails_too_often_is_kept_out_for_a_while() -> None:
+    run = failing(sealed(*NAMES, quarantine_failures=2, quarantine_time_seconds=90.0))
+    assert (run.phase, run.number, run.state.exclusions) == ("Sealed", 2, ())
+    failing(run, code=3, at="noon")
+    (out,) = run.state.exclusions
+    assert (out.aspect, out.name, out.by, out.at) == (Aspect.ADDRESS, "node2", BY, "noon")
+    assert out.why == (
+        "its workers have ended 2 of the last 16 rounds (quarantine_failures=2), "
+        "the last one by rank 0 (local 0) on node2: exit code 3 at noon"
+    )
+    assert (out.seconds, out.nodes) == (90.0, ("node2",))
+    assert run.step.reason.startswith(f"node2 pid 2 was excluded by quarantine: {out.why}; round 3")
+    assert timer_seconds(run.state, ExclusionOver(1)) == 90.0
+    assert run.kinds("node2") == ["Refused"]
+    assert (run.phase, run.number, run.ranks()) == ("Sealed", 3, ["node1", "node3"])
+    assert run.state.restarts == 2
+    assert run.state.strikes == ()
+    run.join("node2")
+    assert refusal(run, "node2").refusal is Refusal.EXCLUDED
+    run.do(ExclusionOver(1))
+    run.join("node2")
+    assert run.kinds("node2") == ["Parked"]
+
+
+def test_h1_without_the_setting_nobody_is() -> None:
+    run = failing(sealed(*NAMES), times=6)
+    assert (run.number, run.state.exclusions) == (7, ())
+    assert len(run.state.strikes) == 6
+
+
+def test_h1_each_node_is_counted_for_itself_and_only_who_ended_the_round() -> None:
+    run = sealed(*NAMES, quarantine_failures=2)
+    for name, other in (("node1", "node2"), ("node2", "node3"), ("node3", "node1")):
+        run.fail(name)
+        run.fail(other, number=run.number - 1)  # a consequence
+        run.rejoin(*NAMES)
+    assert (run.number, run.state.exclusions) == (4, ())
+    failing(run, "node1")
+    assert [x.name for x in run.state.exclusions] == ["node1"]
+    assert [s.name for s in run.state.strikes] == ["node2", "node3"]
+
+
+def test_h1_only_the_last_rounds_count() -> None:
+    run = failing(sealed(*NAMES, quarantine_failures=2))
+    for _ in range(QUARANTINE_ROUNDS - 2):
+        run.rejoin(*NAMES)
+    assert run.number == QUARANTINE_ROUNDS
+    failing(run)
+    assert [x.name for x in run.state.exclusions] == ["node2"]
+    run = failing(sealed(*NAMES, quarantine_failures=2))
+    for _ in range(QUARANTINE_ROUNDS - 1):
+        run.rejoin(*NAMES)
+    failing(run)
+    assert run.state.exclusions == ()
+    assert run.state.strikes == (Strike(Aspect.ADDRESS, "node2", QUARANTINE_ROUNDS + 1),)
+
+
+def test_h1_b1_workers_that_failed_because_a_node_was_lost_are_not_to_blame() -> None:
+    run = sealed(*NAMES, quarantine_failures=1)
+    run.fail("node2")
+    run.rejoin("node1", "node2")
+    assert run.phase == "Gathering"  # node3 may yet turn out to be lost
+    run.lose("node3")
+    assert (run.phase, run.state.exclusions, run.state.strikes) == ("Sealed", (), ())
+    failing(run)
+    assert [x.name for x in run.state.exclusions] == ["node2"]
+
+
+def test_h1_a_loss_takes_back_the_last_strike_alone() -> None:
+    run = failing(sealed(*NAMES, quarantine_failures=9))
+    run.fail("node2")
+    run.lose("node3")
+    assert run.state.strikes == (Strike(Aspect.ADDRESS, "node2", 1),)
+
+
+def test_h1_nobody_is_judged_while_a_connection_is_cut() -> None:
+    run = sealed(*NAMES, quarantine_failures=1)
+    run.fail("node2")
+    run.rejoin("node1", "node2")
+    run.do(Disconnected("node1"))
+    run.rejoin("node3")
+    assert (run.phase, run.state.exclusions) == ("Gathering", ())
+    run.do(Reconnected("node1"))
+    assert run.ranks() == ["node1", "node3"]
+
+
+def test_h1_one_that_has_gone_by_then_is_kept_out_all_the_same() -> None:
+    run = sealed(*NAMES, quarantine_failures=1)
+    run.fail("node2")
+    run.leave("node2")
+    run.rejoin("node1", "node3")
+    assert run.ranks() == ["node1", "node3"]
+    run.join("node4", address="node2")
+    assert refusal(run, "node4").refusal is Refusal.EXCLUDED
+
+
+def test_h1_an_older_failure_is_not_judged_again_by_another_round() -> None:
+    run = failing(sealed(*NAMES, least=1, quarantine_failures=2))
+    run.fail("node1")
+    run.rejoin(*NAMES)
+    run.lose("node1")
+    run.rejoin("node2", "node3")
+    assert run.state.exclusions == ()
+
+
+def test_h1_a_spent_budget_closes_the_run_and_keeps_nobody_out() -> None:
+    run = failing(sealed(*NAMES, quarantine_failures=1, max_restarts=0))
+    assert (run.phase, run.state.exclusions) == ("Closed", ())
+
+
+def test_h1_a_node_is_known_by_its_slot_else_its_address_else_its_id() -> None:
+    run = Drive(1, 3)
+    run.join("node1", slot="a", address="x")
+    run.join("node2", address="y")
+    run.join("node3", address="x")
+    run.rejoin("node1", "node2", "node3")
+    for name in NAMES:
+        failing(run, name)
+    assert [(s.aspect, s.name) for s in run.state.strikes] == [
+        (Aspect.SLOT, "a"),
+        (Aspect.ADDRESS, "y"),
+        (Aspect.NODE, "node3"),  # another node has its address, too
+    ]
+
+
+def test_h1_a_new_process_in_the_same_place_is_the_same_node() -> None:
+    run = Drive(1, 2, quarantine_failures=2)
+    run.join("node1", slot="a")
+    run.join("node2", slot="b")
+    run.fail("node2")
+    run.join("node3", slot="b")
+    run.rejoin("node1")
+    assert run.state.strikes == ()  # the one that was replaced counts as lost
+
+
+@pytest.mark.parametrize("name", ["node1", "node2"])
+def test_h1_below_min_nodes_the_others_wait_for_another_node(name: str) -> None:
+    run = failing(sealed("node1", "node2", quarantine_failures=1), name)
+    assert run.phase == "Gathering"
+    assert "1 of at least 2 nodes have joined" in run.step.reason
+    run.join("node3")
+    assert run.phase == "Sealed"
+
+
+def test_h1_a_run_opened_afresh_has_no_strikes() -> None:
+    run = failing(sealed(*NAMES, quarantine_failures=5))
+    run.close()
+    run.do(run.joining("node1", new_incarnation=True))
+    assert run.state.strikes == ()
+
+
+def test_who_is_not_kept_out_is_not_spoken_of() -> None:
+    once = failing(sealed(*NAMES, quarantine_failures=2))  # round 2 is at work
+    assert once.do(Beat("node1")).reason == describe(once.state)
+    once.fail("node3")  # another one's first
+    assert once.do(Beat("node1")).reason == describe(once.state)
+    missing = sealed(*NAMES, quarantine_failures=1)
+    missing.fail("node2")
+    missing.rejoin("node1")
+    assert missing.do(Beat("node1")).reason == describe(missing.state)
