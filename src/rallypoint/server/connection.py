@@ -22,7 +22,7 @@ from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server import audit
-from rallypoint.server.fault import Faults
+from rallypoint.server.fault import FaultLog
 from rallypoint.server.limits import (
     LONG_BYTES,
     RateLimit,
@@ -48,7 +48,7 @@ _header = p.HEADER.unpack_from
 _numbers = itertools.count()
 
 
-class Host(Protocol):
+class OwningServer(Protocol):
     """What a connection needs from its server."""
 
     options: Options
@@ -57,7 +57,7 @@ class Host(Protocol):
     keyring: Keyring
     peer_credentials: PeerCredentials | None
     receive_budget: "ReceiveBudget[Connection]"
-    faults: Faults
+    faults: FaultLog
     requests: int
     bytes_in: int
     bytes_out: int
@@ -92,7 +92,7 @@ def _unsent(data: bytes) -> None:
 class Connection(asyncio.Protocol):
     """A client of the server; implements `runs.NodeConnection`."""
 
-    def __init__(self, server: Host) -> None:
+    def __init__(self, server: OwningServer) -> None:
         self.server = server
         self._early_limit = server.options.handshake_frame_limit
         self.node: NodeId | None = None
@@ -129,6 +129,15 @@ class Connection(asyncio.Protocol):
         if name:
             self.address, self.peer = str(name[0]), f"{name[0]}:{name[1]}"
         self.server.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End: the node's grace begins, and its parked calls are cancelled."""
+        self._end()
+        if self._run is not None:
+            self._run.disconnected(self)
+        if self._store is not None and self._hello is not None:
+            self._store.detach(self._hello.client, self, self._bye)
+        self.server.closed(self)
 
     def send(self, data: bytes) -> None:
         """Write one frame (nothing happens once the connection is closed)."""
@@ -215,15 +224,6 @@ class Connection(asyncio.Protocol):
         """There is room for the long message: read on."""
         self._no_room = False
         self._read_on()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End: the node's grace begins, and its parked calls are cancelled."""
-        self._end()
-        if self._run is not None:
-            self._run.disconnected(self)
-        if self._store is not None and self._hello is not None:
-            self._store.detach(self._hello.client, self, self._bye)
-        self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; handle each whole frame in them.

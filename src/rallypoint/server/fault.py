@@ -42,7 +42,7 @@ def guarded(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G
     return call
 
 
-class Faults:
+class FaultLog:
     """Logs and counts the contained faults of one server."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from rallypoint.rendezvous.reports.history import Noted
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.server.connection import Connection
-from rallypoint.server.fault import Faults
+from rallypoint.server.fault import FaultLog
 from rallypoint.server.limits import STALLED, ConnectionLimits, ReceiveBudget
 from rallypoint.server.options import Options, exposure, needs_peer_credentials
 from rallypoint.server.peer_credentials import find_peer_credentials
@@ -68,7 +68,7 @@ class Server:
         self.worst_lag_seconds = 0.0
         self.started_at = self.loop.time()
         self.counters = Counters()
-        self.faults = Faults()
+        self.faults = FaultLog()
         self.watchers: set[Callable[[str], None]] = set()  # called with a run that has changed
         self.connections: set[Connection] = set()
         self.runs: dict[str, RunHost] = {}
@@ -174,7 +174,7 @@ class Server:
             self._failure = failed
         self._ended.set()
 
-    # -- for connections (`connection.Host`) and persistence ------------------------------
+    # -- for connections (`connection.OwningServer`) and persistence ------------------------------
 
     def opened(self, connection: Connection) -> None:
         others = len(self.connections)

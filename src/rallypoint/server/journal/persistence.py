@@ -16,7 +16,7 @@ import logging
 from typing import Protocol
 
 from rallypoint.errors import JournalError
-from rallypoint.server.connection import Connection, Host
+from rallypoint.server.connection import Connection, OwningServer
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.group_commit import GroupCommit, Writer, WriterThread
 from rallypoint.server.journal.records import (
@@ -59,7 +59,7 @@ class DurableConnection(Connection):
     `buffer_limit` it is disconnected.
     """
 
-    def __init__(self, server: Host, group_commit: GroupCommit) -> None:
+    def __init__(self, server: OwningServer, group_commit: GroupCommit) -> None:
         super().__init__(server)
         self.deaf = False  # the server ends: the next one answers what comes now
         self._group_commit = group_commit
@@ -147,7 +147,7 @@ class Persistence:
                 store.put_back(client_id, kept.since, kept.record, kept.results)
             self._stores[run_id].read_back(found)
 
-    def connection(self, server: Host) -> Connection:
+    def connection(self, server: OwningServer) -> Connection:
         """Return a new connection."""
         return DurableConnection(server, self.group_commit)
 

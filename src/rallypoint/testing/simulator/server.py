@@ -15,7 +15,7 @@ from rallypoint.core.events import Event, Timer
 from rallypoint.core.state import PLACES, NodeId, RunState
 from rallypoint.deadline import Deadline
 from rallypoint.server import runs
-from rallypoint.server.fault import Faults
+from rallypoint.server.fault import FaultLog
 from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
@@ -66,7 +66,7 @@ class WatchedHost(runs.RunHost):
             self.lost_at[node] = self._loop.time()
 
 
-class StrictFaults(Faults):
+class StrictFaultLog(FaultLog):
     """A fault of our own is what the simulation looks for, so it ends the simulation."""
 
     def contain(self, what: str, error: Exception) -> str:
@@ -82,7 +82,7 @@ class HostedServer(Server):
         self.make_run = host
         self._process = process
         super().__init__(options, [cast(Any, _Socket())])
-        self.faults = StrictFaults()
+        self.faults = StrictFaultLog()
 
     def fence(self, error: BaseException) -> None:
         """Its process ends."""
