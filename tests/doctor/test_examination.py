@@ -93,20 +93,20 @@ def hosted(token: bytes = b"") -> Iterator[EmbeddedServer]:
 # -- one after the other --------------------------------------------------------------------
 
 
-def test_1_a_name_that_does_not_resolve() -> None:
+def test_1_name_does_not_resolve() -> None:
     wrong = named(Question("nope.invalid", 29400))
     assert (wrong.step, wrong.verdict) == ("name", Verdict.FAIL)
     assert "nope.invalid does not resolve" in wrong.text
 
 
-def test_2_a_wrong_port() -> None:
+def test_2_wrong_port() -> None:
     wrong = named(Question(LOOPBACK, free_port(LOOPBACK)))
     assert wrong.step == "connect"
     assert "connection refused" in wrong.text
     assert "nobody listens on port" in wrong.remedy
 
 
-def test_2_a_wrong_port_where_the_right_one_is_the_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_2_wrong_port_while_the_default_port_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted() as server:
         monkeypatch.setattr("rallypoint.doctor.examination.DEFAULT_PORT", server.port)
         steps = found(Question(LOOPBACK, free_port(LOOPBACK)))
@@ -123,7 +123,7 @@ def test_2_a_wrong_port_where_the_right_one_is_the_usual(monkeypatch: pytest.Mon
         (b"what?", "it sent b'what?'"),
     ],
 )
-def test_3_another_program_on_the_port(said: bytes, kind: str) -> None:
+def test_3_another_program_uses_the_port(said: bytes, kind: str) -> None:
     with answering(saying(said)) as port:
         wrong = named(Question(LOOPBACK, port))
     assert wrong.step == "answer"
@@ -131,13 +131,13 @@ def test_3_another_program_on_the_port(said: bytes, kind: str) -> None:
     assert kind in wrong.text
 
 
-def test_3_another_program_that_hangs_up() -> None:
+def test_3_another_program_closes_the_connection() -> None:
     with answering(lambda sock: None) as port:
         wrong = named(Question(LOOPBACK, port))
     assert (wrong.step, wrong.verdict) == ("answer", Verdict.FAIL)
 
 
-def test_4_a_firewall_that_drops() -> None:
+def test_4_firewall_drops_packets() -> None:
     # a full queue of connections drops what comes next, as a firewall does
     with socket.socket() as full, contextlib.ExitStack() as stack:
         full.bind((LOOPBACK, 0))
@@ -160,21 +160,21 @@ def test_4_a_firewall_that_drops() -> None:
         (b"", b"sesame", "the server was started without"),
     ],
 )
-def test_5_a_wrong_token(server: bytes, mine: bytes, text: str) -> None:
+def test_5_wrong_token(server: bytes, mine: bytes, text: str) -> None:
     with hosted(server) as running:
         wrong = named(Question(LOOPBACK, running.port, token=mine))
     assert (wrong.step, wrong.verdict) == ("token", Verdict.FAIL)
     assert text in wrong.text
 
 
-def test_5_a_token_for_one_run_asked_without_its_name() -> None:
+def test_5_token_for_one_run_without_a_run_id() -> None:
     with hosted(b"run:digits secret") as running:
         wrong = named(Question(LOOPBACK, running.port, token=b"run:digits secret"))
     assert (wrong.step, wrong.verdict) == ("token", Verdict.FAIL)
     assert "for run 'digits' alone: give --run-id digits" in wrong.text
 
 
-def test_5_with_tls_the_same_is_told_apart(tmp_path: Path) -> None:
+def test_5_wrong_token_over_tls(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     made, other = make_certificates(tmp_path / "one"), make_certificates(tmp_path / "two")
@@ -205,7 +205,7 @@ def test_5_with_tls_the_same_is_told_apart(tmp_path: Path) -> None:
         plain.stop()
 
 
-def test_6_a_port_that_speaks_tls(tmp_path: Path) -> None:
+def test_6_port_speaks_tls(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(made.cert, made.key)
@@ -220,7 +220,7 @@ def test_6_a_port_that_speaks_tls(tmp_path: Path) -> None:
     assert "speaks TLS, and this node speaks plain" in wrong.text
 
 
-def test_7_another_version() -> None:
+def test_7_other_version() -> None:
     said = p.frame(p.Goodbye(p.GOODBYE_VERSION, "this server speaks protocol 9"))
     with answering(saying(said)) as port:
         wrong = named(Question(LOOPBACK, port))
@@ -253,7 +253,7 @@ def test_9_loopback_with_several_nodes() -> None:
     assert "nodes on other machines meet themselves" in wrong.remedy
 
 
-def test_10_a_server_that_is_frozen() -> None:
+def test_10_server_is_frozen() -> None:
     with served() as server:
         pid = server.pid
         os.kill(pid, signal.SIGSTOP)
@@ -269,7 +269,7 @@ def test_10_a_server_that_is_frozen() -> None:
 # -- and when all is well ----------------------------------------------------------------------
 
 
-def test_nothing_is_wrong_with_a_run_at_work() -> None:
+def test_working_run_has_no_problem() -> None:
     with hosted(b"") as server, Crowd(server.port, "job", Settings(2, 2)) as crowd:
         crowd.join("n1", "n2")
         steps = found(Question(LOOPBACK, server.port, "job"))
@@ -281,7 +281,7 @@ def test_nothing_is_wrong_with_a_run_at_work() -> None:
     assert worst(list(steps.values())) is Verdict.OK, steps
 
 
-def test_in_short_is_one_line_or_none() -> None:
+def test_summary_is_one_line_or_none() -> None:
     with hosted() as server:
         assert in_short([Question(LOOPBACK, server.port, "job")], SECONDS) == ""
         line = in_short([Question(LOOPBACK, server.port, "job", nodes=3)], SECONDS)
@@ -289,7 +289,7 @@ def test_in_short_is_one_line_or_none() -> None:
         assert "\n" not in line
 
 
-def test_of_several_servers_one_that_can_be_used_is_enough() -> None:
+def test_one_usable_server_of_several_is_enough() -> None:
     dead = free_port(LOOPBACK)
     with hosted() as server:
         questions = Question.each(f"{LOOPBACK}:{dead},{LOOPBACK}:{server.port}", "", b"", 0)
@@ -301,7 +301,7 @@ def test_of_several_servers_one_that_can_be_used_is_enough() -> None:
     assert worst(list(examine_all(questions, Probe(SECONDS)))) is Verdict.FAIL
 
 
-def test_a_server_that_stands_by_says_for_whom() -> None:
+def test_standby_server_names_the_leader() -> None:
     engine = MemoryEngine()
     first = InTurn(engine, "a")
     first.leads()
@@ -314,7 +314,7 @@ def test_a_server_that_stands_by_says_for_whom() -> None:
         assert server.stop() is None
 
 
-def test_looking_leaves_nothing_behind() -> None:
+def test_examination_leaves_nothing_behind() -> None:
     from rallypoint.deadline import Deadline
 
     with hosted() as server:

@@ -35,7 +35,7 @@ def mesh(*nodes: str, bad: str = "", seconds: float | None = None, trouble: str 
         (fitness.gpus([], ""), Verdict.WARN, "GPUs: none"),
     ],
 )
-def test_what_it_means(finding: Finding, verdict: Verdict, text: str) -> None:
+def test_findings_of_measurements(finding: Finding, verdict: Verdict, text: str) -> None:
     assert finding.verdict is verdict
     assert text in finding.text
     assert bool(finding.remedy) == (verdict is Verdict.FAIL or "stepped" in finding.text)
@@ -55,25 +55,25 @@ def test_dead_links_name_the_worst_offender() -> None:
     assert found.text.endswith("; worst offender: c")
 
 
-def test_slow_links_name_it_too() -> None:
+def test_slow_links_name_the_worst_offender() -> None:
     found = fitness.links(mesh("a", "b", "c", "d", bad="b", seconds=0.05))
     assert found.verdict is Verdict.WARN
     assert "worst offender: b" in found.text
     assert "slow: a -> b (50 ms)" in found.text
 
 
-def test_one_bad_pair_is_nobodys_fault() -> None:
+def test_one_bad_pair_blames_no_node() -> None:
     pairs = [*mesh("a", "b", "c"), link("a", "b", None, "refused")]
     assert fitness.offender(pairs[-1:], pairs) == ""
     assert "offender" not in fitness.links(pairs).text
 
 
-def test_few_are_listed() -> None:
+def test_only_few_pairs_are_listed() -> None:
     text = fitness.links(mesh("a", "b", "c", "d", bad="c", trouble="x")).text
     assert "and 1 more" in text
 
 
-def test_who_has_not_come_is_counted() -> None:
+def test_absent_nodes_are_counted() -> None:
     assert fitness.links([], 2).text == "2 of the nodes have not come to be measured"
     assert fitness.links([]).verdict is Verdict.NOTE
 

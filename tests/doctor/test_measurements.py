@@ -29,7 +29,7 @@ def program(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_each_part_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "CLOCK_SECONDS", 0.01)
     monkeypatch.setenv("PATH", str(tmp_path))
     paths = [str(tmp_path), str(tmp_path / "none")]
@@ -43,7 +43,7 @@ def test_each_part_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found[-1].text == "memory errors that could not be corrected: GPU 2 (4)"
 
 
-def test_a_clock_that_steps_is_seen() -> None:
+def test_clock_step_is_noticed() -> None:
     wall, steady = ManualClock(1000.0), ManualClock(5.0)
 
     def wait(seconds: float) -> None:
@@ -70,7 +70,7 @@ def test_gpus(tmp_path: Path, text: str, found: list[Gpu], trouble: str) -> None
 LOOPBACK = "127.0.0.1"
 
 
-def test_a_link_is_measured() -> None:
+def test_link_is_measured() -> None:
     with Echo(LOOPBACK, 5.0) as echo:
         pair = measurements.measure("a", Place("b", LOOPBACK, echo.port), 5.0)
     assert pair.name == "a -> b"
@@ -78,7 +78,7 @@ def test_a_link_is_measured() -> None:
     assert 0 < pair.seconds < 5.0
 
 
-def test_a_dead_link_says_why() -> None:
+def test_dead_link_has_its_reason() -> None:
     with Echo(LOOPBACK, 5.0) as echo:
         port = echo.port
     assert measurements.measure("a", Place("b", LOOPBACK, port), 5.0) == Pair(
@@ -89,7 +89,7 @@ def test_a_dead_link_says_why() -> None:
         assert measurements.measure("a", place, 0.1) == Pair("a", "b", None, "no answer in 0.1 s")
 
 
-def test_what_is_not_ours_is_not_echoed() -> None:
+def test_foreign_data_is_not_echoed() -> None:
     with Echo(LOOPBACK, 5.0) as echo, socket.create_connection((LOOPBACK, echo.port), 5.0) as sock:
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
         sock.settimeout(5.0)
@@ -108,7 +108,7 @@ def test_what_is_not_ours_is_not_echoed() -> None:
     stranger.close()
 
 
-def test_all_pairs_are_known_to_all() -> None:
+def test_every_node_learns_all_pairs() -> None:
     store = MemoryStore()
 
     def node(_number: int) -> tuple[list[Pair], int]:
@@ -124,10 +124,10 @@ def test_all_pairs_are_known_to_all() -> None:
         node(3)
 
 
-def test_who_has_not_come_is_counted() -> None:
+def test_absent_nodes_are_counted() -> None:
     assert measurements.meet(MemoryStore(), "a", LOOPBACK, 3, 5.0, Deadline(0.1)) == ([], 2)
 
 
-def test_labels_stay_as_they_are_where_they_differ() -> None:
+def test_distinct_labels_are_kept() -> None:
     places = [Place("a", LOOPBACK, 1), Place("b", LOOPBACK, 2)]
     assert measurements.distinct(places) == places

@@ -18,7 +18,7 @@ def info(port: int) -> AddressInfo:
     return (socket.AF_INET, socket.SOCK_STREAM, 0, "", (LOOPBACK, port))
 
 
-def test_a_connection_is_told_with_how_it_ended() -> None:
+def test_connection_finding_says_how_it_ended() -> None:
     probe = Probe(1.0)
     with hosted() as server:
         place, sock = probe.connect(info(server.port))
@@ -29,13 +29,13 @@ def test_a_connection_is_told_with_how_it_ended() -> None:
     assert (place.code, sock) == (errno.ECONNREFUSED, None)
 
 
-def test_a_kind_of_address_that_this_machine_lacks_is_told() -> None:
+def test_unsupported_address_family_is_reported() -> None:
     place, sock = Probe(1.0).connect((socket.AF_INET6, 99, 99, "", ("::1", 1, 0, 0)))
     assert place.code != 0
     assert sock is None
 
 
-def test_a_talk_asks_what_the_server_says() -> None:
+def test_conversation_asks_for_the_server_status() -> None:
     probe = Probe(2.0)
     with hosted() as server:
         target = ConnectionConfig(LOOPBACK, server.port, "run")
@@ -54,14 +54,14 @@ def test_a_talk_asks_what_the_server_says() -> None:
             talk.round_trip()
 
 
-def test_what_hangs_up_in_the_middle_is_not_ours() -> None:
+def test_peer_that_disconnects_early_is_another_program() -> None:
     probe = Probe(1.0)
     with answering(saying(b"\x00\x00\x00\x02ab")) as port:
         greeting, talk = probe.greet(info(port), ConnectionConfig(LOOPBACK, port, "run"))
     assert (greeting.answer, talk) == (Answer.OTHER, None)
 
 
-def test_peers_are_tried_side_by_side() -> None:
+def test_peers_are_probed_in_parallel() -> None:
     with hosted() as server:
         rows = [("a", LOOPBACK, server.port), ("b", LOOPBACK, free_port(LOOPBACK))]
         rows.append(("c", "nope.invalid", 1))

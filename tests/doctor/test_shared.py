@@ -83,7 +83,7 @@ def on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
 # -- engines ------------------------------------------------------------------------------
 
 
-def test_an_engine_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_database(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
     EngineRendezvousBackend(engine, "job").set_state(STATE)
     found = on(engine, monkeypatch)
@@ -102,7 +102,7 @@ def test_an_engine_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"commit": StoreError("odd")}, "write", "look at the log"),
     ],
 )
-def test_what_an_engine_refuses_is_named(
+def test_refusal_of_the_database_is_reported(
     fails: dict[str, StoreError], step: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = on(Engine(**fails), monkeypatch)
@@ -111,7 +111,7 @@ def test_what_an_engine_refuses_is_named(
     assert list(found)[-1] == step
 
 
-def test_who_may_not_ask_for_the_version_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_version_permission_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
     found = on(Engine(about=AuthenticationError("not for you")), monkeypatch)
     assert found["answer"].verdict is Verdict.NOTE
     assert found["write"].verdict is Verdict.OK
@@ -142,12 +142,12 @@ def listening() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_what_cannot_be_looked_at_is_refused_at_once() -> None:
+def test_unexaminable_endpoint_is_refused_at_once() -> None:
     with pytest.raises(ParameterError, match="give core, file, etcd or redis"):
         examine_shared("static", "h:1", "", Probe(1.0))
 
 
-def test_a_place_is_shown_without_its_password() -> None:
+def test_url_is_shown_without_its_password() -> None:
     assert "secret" not in where("etcd", "user:secret@h1:2379")
     assert where("file", "/shared/job") == "/shared/job"
 
@@ -155,7 +155,7 @@ def test_a_place_is_shown_without_its_password() -> None:
 # -- a file -------------------------------------------------------------------------------
 
 
-def test_a_file_that_can_be_used(tmp_path: Path) -> None:
+def test_usable_file(tmp_path: Path) -> None:
     path = tmp_path / "job"
     FileRendezvousBackend(str(path), "job").set_state(STATE)
     found = steps("file", f"file://{path}")
@@ -164,7 +164,7 @@ def test_a_file_that_can_be_used(tmp_path: Path) -> None:
     assert "1 of at least 2 nodes" in found["run"].text
 
 
-def test_a_file_of_another_program(tmp_path: Path) -> None:
+def test_file_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("something else, and long enough")
     wrong = steps("file", str(tmp_path / "notes"))["answer"]
     assert wrong.verdict is Verdict.FAIL
@@ -172,15 +172,13 @@ def test_a_file_of_another_program(tmp_path: Path) -> None:
     assert "give the path" in wrong.remedy
 
 
-def test_a_file_is_not_made(tmp_path: Path) -> None:
+def test_missing_file_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "job"
     assert steps("file", str(path))["path"].verdict is Verdict.NOTE
     assert not path.exists()
 
 
-def test_what_is_wrong_with_a_path_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problem_of_a_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = steps("file", str(tmp_path / "none" / "job"))["path"]
     assert (missing.verdict, "mount" in missing.remedy) == (Verdict.FAIL, True)
     assert steps("file", str(tmp_path))["path"].verdict is Verdict.FAIL  # a directory

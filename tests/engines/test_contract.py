@@ -16,7 +16,7 @@ def test_an_entry_is_its_version_and_value() -> None:
     assert "mine" not in repr(Entry(1, b"x", "mine"))
 
 
-def test_a_blind_write_is_refused() -> None:
+def test_write_without_a_comparison_is_refused() -> None:
     check_commit({"a": None, "b": None}, {"a": b""})
     with pytest.raises(ParameterError, match=r"not expected: \['b'\]"):
         check_commit({"a": None}, {"a": b"", "b": b""})

@@ -44,7 +44,7 @@ def test_on_redis(case: Case, redis_server: RedisServer) -> None:
     case(RedisEngine(redis_server.url(uuid.uuid4().hex)))
 
 
-def test_safety_is_counted_from_before_the_request() -> None:
+def test_lease_counts_from_before_the_request() -> None:
     clock, limit = ManualClock(), Deadline(5)
 
     class Slow(MemoryEngine):
@@ -67,7 +67,7 @@ def test_safety_is_counted_from_before_the_request() -> None:
         election.commit(term, {"a": None}, {"a": b""}, limit)
 
 
-def test_a_refused_write_of_the_leader_is_no_end() -> None:
+def test_refused_write_does_not_end_the_leadership() -> None:
     engine, limit = MemoryEngine(), Deadline(5)
     election = Election(engine, "x", 60, ManualClock())
     term = election.try_to_lead(Leader("1", "a:1"), limit)

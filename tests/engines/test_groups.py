@@ -30,7 +30,7 @@ def test_many_members_at_once() -> None:
         assert all(each.result(20) == values for each in running)
 
 
-def test_an_open_group_leaves_nothing_but_what_expires() -> None:
+def test_open_group_leaves_only_expiring_keys() -> None:
     clock = ManualClock()
     engine = MemoryEngine(clock)
     store = EngineStore(engine)
@@ -42,7 +42,7 @@ def test_an_open_group_leaves_nothing_but_what_expires() -> None:
     assert keys(engine) == []
 
 
-def test_the_dead_are_not_counted() -> None:
+def test_dead_members_are_not_counted() -> None:
     clock = ManualClock()
     engine = MemoryEngine(clock)
     store = EngineStore(engine)
@@ -53,7 +53,7 @@ def test_the_dead_are_not_counted() -> None:
         store.barrier("b", 3, 0, 1)
 
 
-def test_who_was_held_up_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_member_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "BEAT_SECONDS", 0.05)
     clock = ManualClock()
     engine = MemoryEngine(clock)
@@ -65,7 +65,7 @@ def test_who_was_held_up_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) ->
     waiting.result(10)
 
 
-def test_who_was_taken_for_dead_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_taken_for_dead_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "BEAT_SECONDS", 0.3)
     clock = ManualClock()
     engine = MemoryEngine(clock)
@@ -81,7 +81,7 @@ def test_who_was_taken_for_dead_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     third.result(10)
 
 
-def test_an_answer_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_at_the_deadline_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MemoryEngine()
     store = EngineStore(engine)
     real = groups.GroupCalls._leave
@@ -95,7 +95,7 @@ def test_an_answer_in_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch) ->
     store.barrier("b", 2, 0.05, 0)
 
 
-def test_an_interrupted_member_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_member_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     store = EngineStore(MemoryEngine())
 
     def interrupt(*_: Any) -> None:
@@ -109,7 +109,7 @@ def test_an_interrupted_member_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> 
         store.barrier("b", 2, 0, 1)
 
 
-def test_an_engine_that_goes_away_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_goes_away_during_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = MemoryEngine()
     store = EngineStore(engine)
 

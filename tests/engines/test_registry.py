@@ -34,7 +34,7 @@ def test_endpoints() -> None:
 
 
 @pytest.mark.parametrize(("extra", "library"), [("etcd", "urllib3"), ("redis", "redis")])
-def test_a_missing_extra_is_named(extra: str, library: str) -> None:
+def test_missing_extra_is_named(extra: str, library: str) -> None:
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
         "from rallypoint import RendezvousParameters, create_handler, ParameterError\n"

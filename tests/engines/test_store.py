@@ -49,7 +49,7 @@ class Counting(MemoryEngine):
         return super().commit(expected, changes, deadline, expire)
 
 
-def test_a_call_nobody_disturbs_is_one_round_trip() -> None:
+def test_undisturbed_call_takes_one_round_trip() -> None:
     engine = Counting()
     store = EngineStore(engine)
     store.set("fresh", b"1")
@@ -64,7 +64,7 @@ def test_a_call_nobody_disturbs_is_one_round_trip() -> None:
     assert (engine.reads, engine.commits) == (1, 7)
 
 
-def test_a_wrong_guess_costs_one_more() -> None:
+def test_wrong_guess_costs_one_more_round_trip() -> None:
     engine = Counting()
     store, other = EngineStore(engine), EngineStore(engine)
     store.set("n", b"1")
@@ -78,7 +78,7 @@ def test_a_wrong_guess_costs_one_more() -> None:
     assert store.compare_and_swap("n", b"1", b"2") == (False, b"6")
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_store, "_KNOWN_KEYS", 3)
     monkeypatch.setattr(engine_store, "_KNOWN_BYTES", 10)
     store = EngineStore(MemoryEngine())
@@ -88,7 +88,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(store._known) == ["k6", "k7", "k8"]
 
 
-def test_a_race_that_is_never_won_ends() -> None:
+def test_endless_conflicts_end_with_an_error() -> None:
     class Faster(MemoryEngine):
         def commit(self, *_: Any, **__: Any) -> Commit:
             return Commit(False, 0, {})
@@ -98,7 +98,7 @@ def test_a_race_that_is_never_won_ends() -> None:
         store.add("n", 1)
 
 
-def test_an_engine_out_of_reach_ends_a_wait_at_its_limit() -> None:
+def test_wait_ends_at_its_limit_without_a_database() -> None:
     limits: list[float] = []
 
     class Away(MemoryEngine):
@@ -113,7 +113,7 @@ def test_an_engine_out_of_reach_ends_a_wait_at_its_limit() -> None:
     assert limits == [pytest.approx(2, abs=0.1), 0, engine_store.PATIENCE_SECONDS]
 
 
-def test_a_deletion_is_seen_by_a_late_watcher_and_told_once_when_forgotten() -> None:
+def test_late_watcher_sees_a_deletion_once() -> None:
     engine = MemoryEngine()
     store = EngineStore(engine)
     store.set("key", b"1")
@@ -141,7 +141,7 @@ def test_waiting_for_many_keys_wakes_for_each() -> None:
     assert engine.reads <= 3 * len(keys)
 
 
-def test_a_foreign_value_is_named() -> None:
+def test_foreign_value_is_named() -> None:
     engine = MemoryEngine()
     engine.commit({"k/x": None}, {"k/x": b"?"}, Deadline(1))
     with pytest.raises(StoreError, match="the key 'x' holds what no store has written"):
@@ -155,7 +155,7 @@ def test_keys_of_every_request() -> None:
         keys_of(p.Pipeline([p.NumKeys("")]))
 
 
-def test_two_stores_of_one_engine_and_threads() -> None:
+def test_two_stores_of_one_database_in_threads() -> None:
     store = EngineStore(MemoryEngine())
     running = [in_thread(lambda: [store.add("n", 1) for _ in range(100)]) for _ in range(4)]
     sums = sorted(number for each in running for number in each.result(20))

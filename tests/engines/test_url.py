@@ -24,14 +24,14 @@ def test_all_parts() -> None:
     assert str(found) == "etcds://h1:1,[::1]:2,h3:2379/jobs/a"
 
 
-def test_the_shortest() -> None:
+def test_shortest_url() -> None:
     found = parse("h1")
     assert (found.tls, found.hosts, found.prefix) == (False, (("h1", 2379),), "rallypoint")
     assert found.seconds("timeout", 9) == 9
     assert found.ssl_context() is None
 
 
-def test_the_environment_fills_in(tmp_path: Path) -> None:
+def test_environment_fills_in_missing_fields(tmp_path: Path) -> None:
     environ = {
         "RALLYPOINT_ETCD_USER": "me",
         "RALLYPOINT_ETCD_PASSWORD": "one",
@@ -62,7 +62,7 @@ def test_the_environment_fills_in(tmp_path: Path) -> None:
         ("etcd://h?nonsense=1", r"unknown options \['nonsense'\]; known are ca, cert, key, time"),
     ],
 )
-def test_what_is_wrong_is_named(url: str, what: str) -> None:
+def test_error_names_the_wrong_part(url: str, what: str) -> None:
     with pytest.raises(ParameterError, match=what) as caught:
         parse(url)
     assert "allowed is etcd[s]://" in str(caught.value)
@@ -71,14 +71,14 @@ def test_what_is_wrong_is_named(url: str, what: str) -> None:
 @pytest.mark.parametrize(
     "url", ["etcd://u:hidden@h:0", "redis://u:hidden@h", "etcd://u:hid/hidden@h?x=1"]
 )
-def test_a_password_is_in_no_error(url: str) -> None:
+def test_errors_contain_no_password(url: str) -> None:
     with pytest.raises(ParameterError) as caught:
         parse(url)
     assert "hidden" not in str(caught.value)
     assert "***@h" in str(caught.value)
 
 
-def test_a_password_is_in_no_text() -> None:
+def test_texts_contain_no_password() -> None:
     found = parse("etcd://u:hidden@h")
     assert "hidden" not in repr(found) + str(found)
     assert redacted("etcd://u:hid@den@h/x") == "etcd://***@h/x"
@@ -86,7 +86,7 @@ def test_a_password_is_in_no_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "nan"])
-def test_a_duration_must_be_one(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ParameterError, match=f"timeout='{text}'"):
         parse(f"h?timeout={text}").seconds("timeout", 1)
 

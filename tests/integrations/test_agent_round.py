@@ -20,7 +20,7 @@ def test_waits_end_when_the_value_comes() -> None:
     agent_round.wait(["key"], LONG_SECONDS)
 
 
-def test_a_wait_keeps_its_limit_while_the_round_is_on() -> None:
+def test_wait_keeps_its_limit_during_the_round() -> None:
     agent_round, _ = make_round()
     began = time.monotonic()
     with pytest.raises(StoreTimeoutError):
@@ -28,7 +28,7 @@ def test_a_wait_keeps_its_limit_while_the_round_is_on() -> None:
     assert 0.6 < time.monotonic() - began < 5
 
 
-def test_other_waits_fail_with_the_reason_when_the_round_is_over() -> None:
+def test_waits_fail_with_the_reason_when_the_round_ends() -> None:
     agent_round, handler = make_round()
     handler.lose("node3")
     for call in (agent_round.get, lambda key, limit: agent_round.wait([key], limit)):
@@ -40,7 +40,7 @@ def test_other_waits_fail_with_the_reason_when_the_round_is_over() -> None:
 
 
 @pytest.mark.cases("case-C8")
-def test_the_exchange_of_ranks_comes_to_an_end_in_a_round_that_is_over() -> None:
+def test_rank_exchange_ends_with_its_round() -> None:
     agent_round, handler = make_round()
     mine = json.dumps({"role": "trainer", "rank": 1, "local_world_size": 2})
     agent_round.set("role/1", mine)
@@ -51,7 +51,7 @@ def test_the_exchange_of_ranks_comes_to_an_end_in_a_round_that_is_over() -> None
     assert json.loads(agent_round.get("ranks/1", LONG_SECONDS)) == [2, 6, 2, 6]
 
 
-def test_who_comes_to_the_exit_barrier_has_finished_once() -> None:
+def test_exit_barrier_reports_the_finish_once() -> None:
     agent_round, handler = make_round()
     assert not agent_round.finished
     assert [agent_round.add("exit/a/count", 1), agent_round.add("exit/a/count", 1)] == [1, 2]
@@ -60,7 +60,7 @@ def test_who_comes_to_the_exit_barrier_has_finished_once() -> None:
     assert handler.finished == 1
 
 
-def test_the_end_of_the_work_need_not_be_told_of_a_round_that_is_over() -> None:
+def test_finish_of_an_old_round_is_not_sent() -> None:
     agent_round, handler = make_round()
     handler.error = RendezvousStateError("the round is over")
     assert agent_round.add("exit/a/count", 1) == 1
@@ -68,14 +68,14 @@ def test_the_end_of_the_work_need_not_be_told_of_a_round_that_is_over() -> None:
 
 
 @pytest.mark.cases("case-D3")
-def test_the_exit_barrier_is_passed_when_nobody_is_left_to_wait_for() -> None:
+def test_exit_barrier_opens_when_no_agent_is_left() -> None:
     agent_round, handler = make_round()
     threading.Timer(0.3, handler.lose, ["node3"]).start()
     agent_round.wait(["exit/a/last"], LONG_SECONDS)
 
 
 @pytest.mark.cases("case-D3")
-def test_who_has_finished_asks_as_it_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_agent_sends_no_further_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.integrations.agent_round.DONE_LOOK_SECONDS", 0.1)
     agent_round, handler = make_round()
     agent_round.add("exit/a/count", 1)

@@ -21,7 +21,7 @@ def test_an_indexed_job_with_its_headless_service() -> None:
     assert (read(first) or {})["endpoint"] == "[fd00::1]:29400"
 
 
-def test_an_indexed_job_alone_says_rank_and_slot() -> None:
+def test_indexed_job_has_rank_and_slot() -> None:
     env = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "digits-1"}
     assert read(env) == {"node_rank": 1, "slot": "digits/1", "run_id": "digits"}
 
@@ -68,11 +68,11 @@ def test_kubeflow(index: str) -> None:
     }
 
 
-def test_elsewhere_it_says_nothing() -> None:
+def test_nothing_is_read_elsewhere() -> None:
     assert read({"HOSTNAME": "laptop", "POD_IP": "10.0.0.1"}) is None
 
 
-def test_what_the_variables_do_not_say_is_left_out() -> None:
+def test_missing_variables_are_left_out() -> None:
     assert read({"LWS_LEADER_ADDRESS": "digits-0.digits"}) == {
         "endpoint": "digits-0.digits:29400",
         "run_id": "digits-0",

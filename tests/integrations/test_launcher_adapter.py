@@ -93,7 +93,7 @@ def test_errors_are_those_of_the_launcher() -> None:
         raise ParameterError("wrong")
 
 
-def test_their_parameters_are_ours(server: EmbeddedServer) -> None:
+def test_tensorplay_parameters_are_ours(server: EmbeddedServer) -> None:
     params = theirs(server, 3, node_rank="2", timeout=900, token="abc")
     ours = core_parameters(params, params.config, without=("timeout",))
     assert (ours.backend, ours.min_nodes, ours.max_nodes, ours.node_rank) == ("core", 1, 3, 2)
@@ -101,7 +101,7 @@ def test_their_parameters_are_ours(server: EmbeddedServer) -> None:
     assert ours.config == {"last_call": "0.2", "join_timeout": "20", "token": "abc"}
 
 
-def test_a_setting_that_nothing_reads_is_told_of(
+def test_unused_setting_is_reported(
     server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     params = theirs(server, is_host="false", last_cal="5", timeout="9")
@@ -117,7 +117,9 @@ def test_is_host_must_be_of_this_machine(server: EmbeddedServer) -> None:
         Guest(core_parameters(params, params.config), "a launcher", KEYS)
 
 
-def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[ServerProcess]) -> None:
+def test_host_connects_to_its_own_server(
+    server: EmbeddedServer, spawned: list[ServerProcess]
+) -> None:
     params = theirs(server)
     params.endpoint = "127.0.0.1:0"
     ours = core_parameters(params, params.config)
@@ -128,7 +130,7 @@ def test_who_hosts_connects_there(server: EmbeddedServer, spawned: list[ServerPr
 
 
 @pytest.mark.parametrize("config", [{}, {"is_host": "true"}])
-def test_where_the_port_becomes_free_a_guest_hosts(
+def test_adapter_hosts_once_the_port_becomes_free(
     server: EmbeddedServer, spawned: list[ServerProcess], config: dict[str, Any]
 ) -> None:
     """That of an earlier run still listens when all are made, and then ends."""
@@ -140,7 +142,7 @@ def test_where_the_port_becomes_free_a_guest_hosts(
     guest.shutdown()
 
 
-def test_only_in_its_first_join_a_guest_tries_again(
+def test_only_the_first_join_of_an_adapter_retries(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
@@ -173,7 +175,7 @@ def test_a_newcomer_is_waiting(server: EmbeddedServer) -> None:
     other.shutdown()
 
 
-def test_who_came_to_the_exit_barrier_is_done(server: EmbeddedServer) -> None:
+def test_agent_at_the_exit_barrier_is_done(server: EmbeddedServer) -> None:
     guest = new_guest(server)
     _info, agent_round = guest.join()
     agent_round.add("exit/count", 1)
@@ -195,7 +197,9 @@ class ChildFailedError(Exception):
 
 
 @pytest.mark.parametrize("error", [None, ChildFailedError()])
-def test_who_gives_up_ends_the_run(server: EmbeddedServer, error: Exception | None) -> None:
+def test_agent_that_gives_up_closes_the_run(
+    server: EmbeddedServer, error: Exception | None
+) -> None:
     guest = new_guest(server)
     guest.join()
     try:
@@ -209,7 +213,7 @@ def test_who_gives_up_ends_the_run(server: EmbeddedServer, error: Exception | No
 
 
 @pytest.mark.cases("case-C9")
-def test_another_error_in_an_agent_ends_its_part_alone(server: EmbeddedServer) -> None:
+def test_other_agent_error_ends_only_that_node(server: EmbeddedServer) -> None:
     guest = new_guest(server)
     guest.join()
     try:
@@ -222,7 +226,7 @@ def test_another_error_in_an_agent_ends_its_part_alone(server: EmbeddedServer) -
 
 
 @pytest.mark.cases("case-C1")
-def test_a_guest_that_is_dropped_leaves(server: EmbeddedServer) -> None:
+def test_dropped_adapter_leaves(server: EmbeddedServer) -> None:
     guest, other = new_guest(server, 2), another(server, 2)
     guest.join()
     del guest
@@ -231,7 +235,7 @@ def test_a_guest_that_is_dropped_leaves(server: EmbeddedServer) -> None:
     other.shutdown()
 
 
-def test_a_forked_child_ends_nothing_of_its_parents(server: EmbeddedServer) -> None:
+def test_forked_child_does_not_end_the_parents_handler(server: EmbeddedServer) -> None:
     guest = new_guest(server)
     guest.join()
     guest_module._end_of(guest.handler, os.getpid() + 1)
@@ -239,7 +243,7 @@ def test_a_forked_child_ends_nothing_of_its_parents(server: EmbeddedServer) -> N
     guest.shutdown()
 
 
-def test_a_closed_run_is_waiting_for_who_only_polls(server: EmbeddedServer) -> None:
+def test_polling_agent_sees_a_closed_run_as_waiting(server: EmbeddedServer) -> None:
     guest = new_guest(server)
     guest.join()
     other = another(server, 1)
@@ -251,7 +255,7 @@ def test_a_closed_run_is_waiting_for_who_only_polls(server: EmbeddedServer) -> N
     other.shutdown()
 
 
-def test_nobody_hosts_one_of_a_list() -> None:
+def test_no_node_hosts_a_list_of_endpoints() -> None:
     source = SimpleNamespace(
         endpoint="127.0.0.1:1,127.0.0.1:2", run_id="job", min_nodes=1, max_nodes=1, local_addr=None
     )

@@ -35,7 +35,7 @@ def job_within(job_set: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", sorted(file.name for file in FOLDER.glob("*.yaml")))
-def test_a_manifest_is_what_kubernetes_takes(name: str) -> None:
+def test_kubernetes_accepts_the_manifest(name: str) -> None:
     found = resources(name)
     assert found
     for resource in found:
@@ -58,7 +58,7 @@ def test_a_manifest_is_what_kubernetes_takes(name: str) -> None:
         (("apiVersion",), "jobset.x-k8s.io/v1"),
     ],
 )
-def test_a_wrong_job_set_is_found(path: tuple[str, ...], value: Any) -> None:
+def test_wrong_job_set_is_refused(path: tuple[str, ...], value: Any) -> None:
     (found,) = resources("jobset.yaml")
     place = found
     for name in path[:-1]:
@@ -104,7 +104,7 @@ def pods(name: str) -> list[dict[str, str]]:
     ],
 )
 @pytest.mark.cases("case-A4")
-def test_pod_0_hosts_at_its_address_and_the_others_look_its_name_up(name: str, first: str) -> None:
+def test_pod_0_hosts_and_the_others_resolve_its_name(name: str, first: str) -> None:
     found = [kubernetes.read(env) or {} for env in pods(name)]
     assert [said["endpoint"] for said in found] == ["10.0.0.1:29400", first, first, first]
     assert [said["node_rank"] for said in found] == [0, 1, 2, 3]
@@ -112,6 +112,6 @@ def test_pod_0_hosts_at_its_address_and_the_others_look_its_name_up(name: str, f
 
 
 @pytest.mark.parametrize("name", ["server-job.yaml", "etcd-job.yaml"])
-def test_a_job_with_an_endpoint_gives_it_to_all_pods_alike(name: str) -> None:
+def test_all_pods_of_a_job_get_the_same_endpoint(name: str) -> None:
     assert len({env["RALLYPOINT_ENDPOINT"] for env in pods(name)}) == 1
     assert {env["RALLYPOINT_RUN_ID"] for env in pods(name)} == {"1234-5678"}

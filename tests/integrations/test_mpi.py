@@ -20,7 +20,7 @@ def test_open_mpi() -> None:
     }
 
 
-def test_on_one_machine_they_meet_there() -> None:
+def test_nodes_of_one_machine_meet_on_loopback() -> None:
     found = read({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}) or {}
     assert found["endpoint"] == f"127.0.0.1:{port_of('mpi-997130241')}"
     alone = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1"}
@@ -49,5 +49,5 @@ def test_pmi() -> None:
         {"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"},
     ],
 )
-def test_elsewhere_it_says_nothing(env: dict[str, str]) -> None:
+def test_nothing_is_read_elsewhere(env: dict[str, str]) -> None:
     assert read(env) is None

@@ -1,7 +1,7 @@
 from rallypoint.integrations.ports import COUNT, FIRST, port_of
 
 
-def test_a_job_has_one_port_below_the_ephemeral_ones() -> None:
+def test_port_of_a_job_is_below_the_ephemeral_range() -> None:
     ports = [port_of(f"job-{number}") for number in range(1000)]
     assert ports == [port_of(f"job-{number}") for number in range(1000)]
     assert min(ports) >= FIRST

@@ -14,7 +14,7 @@ STEP = {
 }
 
 
-def test_a_step_says_all_that_a_run_needs() -> None:
+def test_slurm_step_has_all_settings_of_a_run() -> None:
     assert read(STEP) == {
         "run_id": "slurm-123.0",
         "nnodes": "4",
@@ -33,7 +33,7 @@ def test_a_step_says_all_that_a_run_needs() -> None:
         {**STEP, "OMPI_COMM_WORLD_RANK": "1"},  # an mpirun within a job
     ],
 )
-def test_elsewhere_it_says_nothing(env: dict[str, str]) -> None:
+def test_nothing_is_read_elsewhere(env: dict[str, str]) -> None:
     assert read(env) is None
 
 
@@ -41,23 +41,23 @@ def named(**more: str) -> object:
     return (read({**STEP, **more}) or {})["run_id"]
 
 
-def test_arrays_requeues_and_steps_are_told_apart() -> None:
+def test_arrays_requeues_and_steps_have_different_run_ids() -> None:
     assert named(SLURM_ARRAY_JOB_ID="120", SLURM_ARRAY_TASK_ID="4") == "slurm-120_4.0"
     assert named(SLURM_ARRAY_JOB_ID="120") == "slurm-123.0"
     assert named(SLURM_RESTART_COUNT="1") == "slurm-123.0-r1"
     assert named(SLURM_STEP_ID="1") == "slurm-123.1"
 
 
-def test_a_requeued_task_keeps_its_slot() -> None:
+def test_requeued_task_keeps_its_slot() -> None:
     assert (read({**STEP, "SLURM_RESTART_COUNT": "1"}) or {})["slot"] == "slurm-123.0/2"
 
 
-def test_a_port_that_slurm_has_reserved_is_used() -> None:
+def test_port_reserved_by_slurm_is_used() -> None:
     found = read({**STEP, "SLURM_STEP_RESV_PORTS": "12000-12003"}) or {}
     assert found["endpoint"] == "gpu03:12000"
 
 
-def test_one_task_meets_nobody() -> None:
+def test_single_task_needs_no_endpoint() -> None:
     assert "endpoint" not in (read({**STEP, "SLURM_STEP_NUM_TASKS": "1"}) or {})
 
 
@@ -79,6 +79,6 @@ def test_short_lists_of_hosts_are_read(nodes: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("nodes", [",", "n[", "n[a-b]", "a,,b", "n[]"])
-def test_nonsense_is_refused(nodes: str) -> None:
+def test_invalid_values_are_refused(nodes: str) -> None:
     with pytest.raises(ParameterError, match="SLURM_STEP_NODELIST"):
         list(hosts(nodes))

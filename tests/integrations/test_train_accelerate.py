@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 RALLYPOINT = Path(sys.executable).with_name("rallypoint")
 
 
-def test_a_script_for_torchruns_environment_runs_as_it_is() -> None:
+def test_torchrun_script_runs_unchanged() -> None:
     done = subprocess.run(
         [
             *(str(RALLYPOINT), "run", "--standalone", "--nproc-per-node", "2"),

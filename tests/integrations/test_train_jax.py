@@ -56,7 +56,7 @@ def test_two_processes_sum_their_gradients(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 50
 
 
-def test_the_rest_goes_on_in_a_new_round_after_a_loss(tmp_path: Path) -> None:
+def test_survivors_continue_in_a_new_round(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "1:2", steps=1_000_000)
     for _ in range(2):
         nodes.start()

@@ -23,20 +23,20 @@ def _unit() -> Unit:
     return unit
 
 
-def test_the_command_is_one_that_there_is(unit: Unit) -> None:
+def test_command_of_the_manifest_exists(unit: Unit) -> None:
     program, subcommand, *options = shlex.split(unit["Service"]["ExecStart"])
     assert (Path(program).name, subcommand) == ("rallypoint", "serve")
     known = {name for parameter in command.params for name in parameter.opts}
     assert {option for option in options if option.startswith("--")} <= known
 
 
-def test_its_end_leaves_time_to_make_room(unit: Unit) -> None:
+def test_stop_grace_leaves_time_to_leave(unit: Unit) -> None:
     assert unit["Service"]["KillSignal"] == "SIGTERM"
     assert int(unit["Service"]["TimeoutStopSec"]) >= 10
     assert unit["Service"]["Restart"] == "always"
 
 
-def test_the_variables_are_read() -> None:
+def test_variables_are_read() -> None:
     lines = (FOLDER / "server.env").read_text("utf-8").splitlines()
     names = {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
     read = {str(parameter.envvar) for parameter in command.params if parameter.envvar}

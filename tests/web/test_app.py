@@ -55,13 +55,13 @@ def test_the_document_is_as_its_schema_says(server: Served) -> None:
     assert ask(server, "/api/v1/status?run=a/b").json()["runs"][0]["round"] == 1
 
 
-def test_server_and_runs_are_there_by_themselves(server: Served) -> None:
+def test_server_and_runs_have_their_own_documents(server: Served) -> None:
     assert ask(server, "/api/v1/server").json()["run_count"] == 1
     (line,) = ask(server, "/api/v1/runs").json()
     assert (line["run_id"], line["nodes"]) == ("a/b", 2)
 
 
-def test_a_run_that_nobody_knows_is_not_found_and_not_made(server: Served) -> None:
+def test_unknown_run_is_not_found_and_not_created(server: Served) -> None:
     for path in ("/api/v1/runs/nope", "/api/v1/status?run=nope"):
         answer = ask(server, path)
         assert answer.status_code == 404
@@ -77,7 +77,7 @@ def test_every_file_of_the_page_is_served(server: Served, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["..%2fapp.py", "nope.js", "app.py", "%2e%2e/%2e%2e/app.py"])
-def test_nothing_else_is(server: Served, name: str) -> None:
+def test_other_files_are_not_served(server: Served, name: str) -> None:
     assert ask(server, f"/static/{name}").status_code == 404
 
 
@@ -103,7 +103,7 @@ def test_another_name_is_refused(server: Served) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_changed(server: Served, method: str) -> None:
+def test_page_is_read_only(server: Served, method: str) -> None:
     for path in ("", "api/v1/status", "api/v1/runs/a/b", "metrics"):
         assert httpx.request(method, f"{server.url}{path}").status_code == 405
 
@@ -114,7 +114,7 @@ def test_metrics_are_prometheus_text(server: Served) -> None:
     assert "rallypoint_rounds_sealed_total 1.0" in text
 
 
-def test_a_lone_look_at_health(server: Served) -> None:
+def test_single_health_check(server: Served) -> None:
     assert ask(server, "/healthz").text == "ok\n"
 
 
@@ -134,7 +134,7 @@ def call(method: str, path: str, fake: FakeServer | None = None, **more: Any) ->
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/nope", "/api/v1/status?run=nope"])
-def test_a_server_that_stands_by_says_who_leads(path: str) -> None:
+def test_standby_server_names_the_leader(path: str) -> None:
     standby = FakeServer()
     standby.leads, standby.role = False, "stands by; h1:29400 leads, in epoch 7"
     answer = call("GET", path, standby, headers={"Authorization": "Bearer sesame"})
@@ -142,20 +142,20 @@ def test_a_server_that_stands_by_says_who_leads(path: str) -> None:
     assert answer.json() == {"error": "this server stands by; h1:29400 leads, in epoch 7"}
 
 
-def test_without_the_token_nothing_is_shown() -> None:
+def test_nothing_is_shown_without_the_token() -> None:
     for path in ("/", "/metrics", "/api/v1/status", "/api/v1/events", "/static/app.js"):
         answer = call("GET", path)
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_with_the_token_all_is() -> None:
+def test_everything_is_served_with_the_token() -> None:
     headers = {"Authorization": "Bearer sesame"}
     for path in ("/", "/metrics", "/api/v1/status", "/static/app.js"):
         assert call("GET", path, headers=headers).status_code == 200, path
 
 
-def test_a_browser_is_led_to_the_form_and_gets_a_cookie() -> None:
+def test_browser_gets_the_form_and_a_cookie() -> None:
     led = call("GET", "/", headers={"Accept": "text/html"})
     assert (led.status_code, led.headers["location"]) == (303, "/login")
     form = call("GET", "/login")
@@ -172,7 +172,7 @@ def test_a_browser_is_led_to_the_form_and_gets_a_cookie() -> None:
     assert call("GET", "/", headers=shown).status_code == 200
 
 
-def test_a_form_without_end_is_cut_off() -> None:
+def test_endless_form_is_cut_off() -> None:
     assert call("POST", "/login", content=b"token=" + b"x" * 10_000).status_code == 413
 
 
@@ -204,7 +204,7 @@ def test_routes_with_parameters_have_their_errors() -> None:
 pytestmark = pytest.mark.integration
 
 
-def test_a_server_ends_at_once_though_someone_looks() -> None:
+def test_server_ends_at_once_with_viewers() -> None:
     with served() as server, httpx.stream("GET", f"{server.url}api/v1/events") as stream:
         lines = stream.iter_lines()
         assert next(lines) == "event: server"
@@ -212,7 +212,7 @@ def test_a_server_ends_at_once_though_someone_looks() -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_a_page_off_loopback_needs_a_token() -> None:
+def test_page_on_other_addresses_needs_a_token() -> None:
     command = [sys.executable, "-m", "rallypoint", "serve", "--bind=127.0.0.1:0"]
     ended = subprocess.run(
         [*command, "--http=0.0.0.0:0"], capture_output=True, text=True, timeout=30, check=False
@@ -221,7 +221,7 @@ def test_a_page_off_loopback_needs_a_token() -> None:
     assert "refusing to listen on 0.0.0.0 without a token" in ended.stderr
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_used_port_is_named() -> None:
     with served() as server:
         place = server.url.removeprefix("http://").rstrip("/")
         command = [sys.executable, "-m", "rallypoint", "serve", "--bind=127.0.0.1:0"]
@@ -232,7 +232,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert f"cannot listen on {place}" in ended.stderr
 
 
-def test_off_loopback_the_page_asks_for_the_token_and_speaks_tls(tmp_path: Path) -> None:
+def test_page_on_other_addresses_needs_token_and_tls(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     trust = ssl.create_default_context(cafile=str(made.ca))
     files = ("--tls-cert", str(made.cert), "--tls-key", str(made.key))
@@ -262,7 +262,7 @@ GARBAGE = (
 )
 
 
-def test_whatever_strangers_send_the_runs_go_on() -> None:
+def test_runs_continue_whatever_strangers_send() -> None:
     settings = Settings(2, 2, disconnect_grace_seconds=0.2)
     with served() as server, Crowd(server.port, "job", settings) as crowd:
         crowd.join("n1", "n2")
@@ -290,7 +290,7 @@ def asked_as(user: int, url: str, *headers: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs a second user")
-def test_on_loopback_the_page_is_its_users() -> None:
+def test_page_on_loopback_is_for_its_user() -> None:
     nobody = 65534
     with served() as server:
         refused = asked_as(nobody, server.url)

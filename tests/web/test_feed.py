@@ -34,7 +34,7 @@ def test_an_event_is_one_line_of_json() -> None:
     assert event("run", {"a": "x\ny"}) == b'event: run\ndata: {"a":"x\\ny"}\n\n'
 
 
-def test_a_viewer_hears_of_the_run_and_then_of_its_changes() -> None:
+def test_viewer_gets_the_run_and_then_its_changes() -> None:
     async def main() -> None:
         server = FakeServer(Bench(Settings(2, 2)))
         server.bench.join("n1")
@@ -81,7 +81,7 @@ def test_names_are_sent_only_when_a_round_begins_or_ends(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
-def test_a_viewer_of_no_run_hears_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewer_without_a_run_gets_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "QUIET_SECONDS", 0.01)
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_a_viewer_of_no_run_hears_of_the_server(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("why", ["the end", "other tokens"])
-def test_all_viewers_go_when_the_server_ends_or_its_tokens_change(why: str) -> None:
+def test_viewers_are_closed_when_server_ends_or_tokens_change(why: str) -> None:
     async def main() -> None:
         server = FakeServer()
         feed = Feed(server.server)

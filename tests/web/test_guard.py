@@ -60,11 +60,11 @@ def test_a_cookie_is_a_mac_and_not_the_token() -> None:
     assert not made.may_look("", "\x00=;;=")
 
 
-def test_without_a_token_anyone_may_look() -> None:
+def test_anyone_may_view_without_a_token() -> None:
     assert guard(b"").may_look("", "")
 
 
-def test_the_page_may_run_its_own_files_only() -> None:
+def test_page_runs_only_its_own_files() -> None:
     policy = HEADERS["Content-Security-Policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy

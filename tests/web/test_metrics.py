@@ -34,7 +34,7 @@ def at_work() -> FakeServer:
     return server
 
 
-def test_rounds_nodes_and_health_are_told() -> None:
+def test_metrics_have_rounds_nodes_and_health() -> None:
     found = scrape(at_work())
     assert found["rallypoint_rounds_sealed_total", ()] == 1
     assert found["rallypoint_seal_seconds_bucket", (("le", "0.1"),)] == 0
@@ -47,7 +47,7 @@ def test_rounds_nodes_and_health_are_told() -> None:
     assert found["rallypoint_info", (("version", "9.9"),)] == 1
 
 
-def test_who_leads_is_told() -> None:
+def test_metrics_say_who_leads() -> None:
     server = at_work()
     seen = []
     for server.leads in (True, False):
@@ -55,7 +55,7 @@ def test_who_leads_is_told() -> None:
     assert seen == [1, 0]
 
 
-def test_who_is_kept_out_and_who_will_leave_is_counted() -> None:
+def test_excluded_and_leaving_nodes_are_counted() -> None:
     server = at_work()
     server.bench.ask("n1", 1, Notify("n1", "spot machine"))
     server.bench.ask("n1", 2, Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
@@ -65,7 +65,7 @@ def test_who_is_kept_out_and_who_will_leave_is_counted() -> None:
     assert found["rallypoint_run_exclusions", (("run", "run"),)] == 1
 
 
-def test_losses_are_told_by_cause_with_the_time_it_took() -> None:
+def test_losses_are_counted_by_cause_and_time() -> None:
     server = at_work()
     server.bench.host.disconnected(server.bench.connections["n1"])
     server.bench.loop.advance(1.2)
@@ -77,7 +77,7 @@ def test_losses_are_told_by_cause_with_the_time_it_took() -> None:
 
 
 @pytest.mark.parametrize("name", ["grafana-dashboard.json", "prometheus-rules.yaml"])
-def test_dashboard_and_alerts_ask_for_metrics_that_exist(name: str) -> None:
+def test_dashboard_and_alerts_use_existing_metrics(name: str) -> None:
     known = {sample for sample, _ in scrape(at_work())}
     asked = set(re.findall(r"rallypoint_\w+", (DEPLOY / name).read_text("utf-8")))
     assert asked

@@ -44,9 +44,7 @@ def agent(port: int, slot: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_a_killed_node_is_on_the_timeline_within_a_second(
-    browser: "Browser", server: Served
-) -> None:
+def test_killed_node_is_on_the_timeline_within_a_second(browser: "Browser", server: Served) -> None:
     agents: list[subprocess.Popen[bytes]] = []
     with look(browser, f"{server.url}?run=job") as shown:
         page = shown.page
@@ -77,7 +75,7 @@ def test_a_killed_node_is_on_the_timeline_within_a_second(
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
-def test_no_serious_fault_of_access(
+def test_page_has_no_serious_accessibility_fault(
     browser: "Browser", server: Served, scheme: str, width: int
 ) -> None:
     settings = Settings(3, 5, last_call_seconds=60)
@@ -138,7 +136,7 @@ SCROLL = """async () => {
 }"""
 
 
-def test_the_keyboard_does_it_all(browser: "Browser", server: Served) -> None:
+def test_page_works_with_the_keyboard(browser: "Browser", server: Served) -> None:
     settings = Settings(1, 2, target_nodes=2, disconnect_grace_seconds=0.1)
     crowd, other = Crowd(server.port, "keys", settings), Crowd(server.port, "other", settings)
     with crowd, other:
@@ -163,7 +161,7 @@ def test_the_keyboard_does_it_all(browser: "Browser", server: Served) -> None:
             page.get_by_role("heading", name="keys").wait_for()
 
 
-def test_off_loopback_the_form_takes_the_token(browser: "Browser") -> None:
+def test_form_takes_the_token_on_other_addresses(browser: "Browser") -> None:
     token = {"RALLYPOINT_TOKEN": "sesame"}
     with served(http="0.0.0.0:0", env=token) as server, look(browser, server.url) as shown:
         page = shown.page
@@ -179,7 +177,7 @@ def test_off_loopback_the_form_takes_the_token(browser: "Browser") -> None:
         page.get_by_text("live", exact=True).wait_for()
 
 
-def test_what_nodes_say_of_themselves_is_shown_as_text(browser: "Browser", server: Served) -> None:
+def test_node_values_are_shown_as_text(browser: "Browser", server: Served) -> None:
     evil = "<img src=x onerror=alert(1)>"
     with Crowd(server.port, evil, Settings(1, 2, last_call_seconds=60)) as crowd:
         crowd.join(evil)

@@ -13,12 +13,12 @@ from rallypoint.worker.change import (
 )
 
 
-def test_nothing_pends_without_an_announcement(tmp_path: Path) -> None:
+def test_no_change_is_pending_without_an_announcement(tmp_path: Path) -> None:
     assert ChangeReader(tmp_path / "change.json")() is None
     assert nothing_pends() is None
 
 
-def test_what_an_agent_announces_its_workers_read(tmp_path: Path) -> None:
+def test_workers_read_what_their_agent_announces(tmp_path: Path) -> None:
     writer = ChangeWriter(tmp_path / "change.json")
     read = ChangeReader(writer.path)
     writer.announce(ChangeKind.JOINING, "1 node", "1 node waits", 60.0)
@@ -38,7 +38,7 @@ def test_what_an_agent_announces_its_workers_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_read_once_and_then_only_looked_at(
+def test_announcement_is_read_once_per_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ChangeWriter(tmp_path / "change.json")
@@ -50,6 +50,6 @@ def test_it_is_read_once_and_then_only_looked_at(
     assert os.stat(writer.path).st_size < 4096  # one small file
 
 
-def test_time_that_is_over_is_zero() -> None:
+def test_past_deadline_is_zero() -> None:
     change = PendingChange(1, ChangeKind.JOINING, "", "", time.monotonic() - 5)
     assert change.seconds_left == 0.0

@@ -30,14 +30,14 @@ def newest(place: Place) -> int | None:
     return found.step
 
 
-def test_the_newest_is_found(place: Place) -> None:
+def test_newest_checkpoint_is_found(place: Place) -> None:
     assert newest(place) is None
     for step in (1, 2, 9, 10, 11):
         place.put(step, content(step))
         assert newest(place) == step
 
 
-def test_the_same_step_again_replaces_it(place: Place) -> None:
+def test_same_step_replaces_its_checkpoint(place: Place) -> None:
     for _ in range(3):
         place.put(4, content(4))
     assert newest(place) == 4
@@ -52,7 +52,7 @@ def test_a_folder_keeps_the_newest_few(tmp_path: Path) -> None:
     assert names == ["notes.txt", "step-0000000103.state", "step-0000000104.state"]
 
 
-def test_a_torn_file_is_passed_over_with_a_warning(
+def test_partial_file_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Folder(tmp_path, keep=3)
@@ -69,7 +69,7 @@ def test_a_torn_file_is_passed_over_with_a_warning(
     assert names == [f"step-000000000{step}.state" for step in (3, 4, 5)]
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     folder = Folder(tmp_path, keep=2)
     (tmp_path / ".step-7.1234.tmp").write_bytes(content(7)[:20])
     assert newest(folder) is None
@@ -78,7 +78,7 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
-def test_a_writer_of_an_earlier_round_harms_nothing(kind: str, tmp_path: Path) -> None:
+def test_writer_of_an_older_round_has_no_effect(kind: str, tmp_path: Path) -> None:
     store = MemoryStore()
 
     def writer(of_round: int) -> Place:
@@ -102,7 +102,7 @@ def test_the_store_keeps_the_newest_few() -> None:
     assert store.list() == ["state/state", "state/state/1.8/8/0", "state/state/1.9/9/0"]
 
 
-def test_a_state_in_the_store_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_in_the_store_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 7)
     store = MemoryStore()
     place = InStore(store, "state", "1.1", keep=2, limit_bytes=1000)
@@ -113,13 +113,13 @@ def test_a_state_in_the_store_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     assert newest(place) is None
 
 
-def test_states_of_other_names_are_apart() -> None:
+def test_states_with_other_names_are_separate() -> None:
     store = MemoryStore()
     for name in ("a", "b"):
         InStore(store, name, "1.1", 2, 1000).put(ord(name), content(ord(name)))
     assert newest(InStore(store, "a", "1.2", 2, 1000)) == ord("a")
 
 
-def test_a_state_too_large_for_the_store_says_what_to_do() -> None:
+def test_state_too_large_for_the_store_error_has_the_fix() -> None:
     with pytest.raises(ParameterError, match=r"1,001 bytes.*at most 1,000.*folder"):
         InStore(MemoryStore(), "state", "1.1", 2, 1000).put(1, bytes(1001))

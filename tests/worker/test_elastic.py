@@ -37,7 +37,7 @@ def alone(tmp_path: Path) -> Any:
     return make
 
 
-def test_all_steps_and_a_state_at_the_end(alone: Any) -> None:
+def test_loop_yields_all_steps_and_saves_at_the_end(alone: Any) -> None:
     state = alone()
     assert part(state) == list(range(10))
     assert state.values == {"sum": 45}
@@ -47,14 +47,14 @@ def test_all_steps_and_a_state_at_the_end(alone: Any) -> None:
     assert part(alone(), steps=12) == [10, 11]
 
 
-def test_a_loss_costs_what_came_after_the_last_save(alone: Any) -> None:
+def test_loss_costs_the_steps_after_the_last_save(alone: Any) -> None:
     assert part(alone(), until=7, every=3) == list(range(8))
     state = alone()
     assert part(state, every=3) == [6, 7, 8, 9]
     assert state.values == {"sum": 45}
 
 
-def test_a_change_costs_nothing(alone: Any) -> None:
+def test_pending_change_costs_no_step(alone: Any) -> None:
     pending = PendingChange(1, ChangeKind.JOINING, "1 node", "1 node waits", 0.0)
     state = alone(pending)
     worker.store().set(go_on(1), b"")
@@ -63,7 +63,7 @@ def test_a_change_costs_nothing(alone: Any) -> None:
     assert part(alone())[0] == 1
 
 
-def test_no_rank_goes_before_the_last_state_is_safe(tmp_path: Path) -> None:
+def test_no_rank_leaves_before_the_last_state_is_saved(tmp_path: Path) -> None:
     store = MemoryStore()
 
     def one(member: Worker) -> list[int]:
@@ -75,6 +75,6 @@ def test_no_rank_goes_before_the_last_state_is_safe(tmp_path: Path) -> None:
     assert Group(3).run(one) == [list(range(10))] * 3
 
 
-def test_it_is_a_plain_loop_outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_outside_a_run_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RALLYPOINT_STORE", raising=False)
     assert part(State({"sum": 0}), every=2) == list(range(10))

@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 
 
-def test_use_is_for_this_thread_and_the_functions_follow_it() -> None:
+def test_use_applies_to_this_thread() -> None:
     store = MemoryStore()
 
     def one(w: Worker) -> tuple[int, int, int, int]:
@@ -68,7 +68,7 @@ def test_from_environment_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "RALLYPOINT_STORE"])
-def test_without_the_environment_it_says_how_to_be_started(missing: str) -> None:
+def test_missing_environment_error_says_how_to_start(missing: str) -> None:
     environment = ENVIRONMENT | {"RALLYPOINT_STORE": "tcp://127.0.0.1:1"}
     del environment[missing]
     with pytest.raises(ParameterError, match=f"{missing} is not set.*rallypoint run"):
@@ -98,7 +98,7 @@ def change() -> PendingChange:
     return PendingChange(1, ChangeKind.JOINING, "1 node", "1 node waits", 0.0)
 
 
-def test_a_pending_change_is_saved_for_at_one_step() -> None:
+def test_all_ranks_save_at_the_same_step_for_a_change() -> None:
     store = MemoryStore()
 
     def one(w: Worker) -> list[int]:

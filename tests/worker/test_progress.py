@@ -10,7 +10,7 @@ from rallypoint.worker import progress
 from rallypoint.worker.progress import PULSE_FILE, STACK_SIGNAL, Pulse, PulseReader, open_pulse
 
 
-def test_what_a_worker_tells_its_agent_reads(tmp_path: Path) -> None:
+def test_agent_reads_what_a_worker_writes(tmp_path: Path) -> None:
     reader = PulseReader(tmp_path / "0")
     assert reader.read() == (0, 0)
     own = Pulse(tmp_path / "0")
@@ -25,16 +25,14 @@ def test_what_a_worker_tells_its_agent_reads(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_step_nought_is_a_step(tmp_path: Path) -> None:
+def test_step_0_is_a_step(tmp_path: Path) -> None:
     reader = PulseReader(tmp_path / "0")
     Pulse(tmp_path / "0").step(0)
     assert reader.read() == (1, 0)
     reader.close()
 
 
-def test_who_rests_is_not_watched_and_moves_on_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resting_worker_is_not_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PulseReader(tmp_path / "0")
     monkeypatch.setattr(progress, "_own", [Pulse(tmp_path / "0")])
     progress.step(4)
@@ -61,7 +59,7 @@ def test_without_an_agent_that_watches_nothing_happens(
     progress.step(3)
 
 
-def test_a_worker_beats_and_shows_its_stack(tmp_path: Path) -> None:
+def test_worker_sends_heartbeats_and_its_stack(tmp_path: Path) -> None:
     reader = PulseReader(tmp_path / "0")
     number = int(signal.SIGUSR2)
     script = "import os, signal; from rallypoint import worker; worker.beat(); worker.step(5)\n"

@@ -28,7 +28,7 @@ def test_all_reduce(op: worker.Op, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_reduce_gives_the_same_bits_to_all_and_again(size: int) -> None:
+def test_all_reduce_is_bitwise_identical(size: int) -> None:
     given = np.random.default_rng(size).normal(size=(size, 3, 50)).astype(np.float32)
 
     def thrice(w: Worker) -> list[bytes]:
@@ -58,7 +58,7 @@ def test_all_reduce_keeps_shape_and_dtype(array: Any) -> None:
         np.testing.assert_array_equal(result, array + array)
 
 
-def test_all_reduce_leaves_its_argument_alone() -> None:
+def test_all_reduce_does_not_change_its_argument() -> None:
     array = np.ones(3)
     for size in (1, 2):
         for result in Group(size).run(lambda w: w.all_reduce(array)):
@@ -67,7 +67,7 @@ def test_all_reduce_leaves_its_argument_alone() -> None:
     np.testing.assert_array_equal(array, np.ones(3))
 
 
-def test_all_reduce_of_a_big_array_goes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_splits_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduction, "CHUNK_BYTES", 64)
     monkeypatch.setattr(reduction, "READ_BYTES", 128)
     array = np.arange(101, dtype=np.float64)
@@ -75,7 +75,7 @@ def test_all_reduce_of_a_big_array_goes_in_chunks(monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(result, 5 * array)
 
 
-def test_all_reduce_leaves_one_sum_behind() -> None:
+def test_all_reduce_keeps_only_one_sum_in_the_store() -> None:
     group = Group(3)
     group.run(lambda w: [w.all_reduce(np.ones(4)) for _ in range(10)])
     assert [key for key in group.base.list() if "reduce" in key] == ["worker/1.1/reduce/9/sum"]
@@ -90,12 +90,12 @@ def test_all_reduce_names_the_missing_ranks() -> None:
     assert "rank 2 of 4" in str(other)
 
 
-def test_all_reduce_says_when_rank_0_is_the_missing_one() -> None:
+def test_all_reduce_error_names_a_missing_rank_0() -> None:
     (error,) = Group(2).run(lambda w: w.all_reduce(np.ones(2), timeout=0.1), ranks=[1])
     assert "missing ranks: 0" in str(error)
 
 
-def test_all_reduce_can_be_made_again_after_a_timeout() -> None:
+def test_all_reduce_can_be_repeated_after_a_timeout() -> None:
     group = Group(2)
     (error,) = group.run(lambda w: w.all_reduce(np.ones(2), timeout=0.1), ranks=[1])
     assert isinstance(error, StoreTimeoutError)
@@ -103,7 +103,7 @@ def test_all_reduce_can_be_made_again_after_a_timeout() -> None:
         np.testing.assert_array_equal(result, [2.0, 2.0])
 
 
-def test_all_reduce_refuses_what_does_not_match_on_every_member() -> None:
+def test_all_reduce_refuses_arrays_that_do_not_match() -> None:
     group = Group(3)
     for error in group.run(lambda w: w.all_reduce(np.ones(2 + (w.rank == 1)))):
         assert isinstance(error, ParameterError)
@@ -121,7 +121,7 @@ def test_all_reduce_refuses_what_does_not_match_on_every_member() -> None:
         (np.ones(1), "median", "must be one of sum, mean, max, min"),
     ],
 )
-def test_all_reduce_refuses_what_is_not_defined(array: Any, op: Any, message: str) -> None:
+def test_all_reduce_refuses_undefined_operations(array: Any, op: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Worker(MemoryStore(), 0, 1).all_reduce(array, op)
 

@@ -114,13 +114,13 @@ def test_every_rank_has_the_same_answer_for_the_same_step(seed: int, size: int) 
 
 @given(st.integers(0, 2**32), st.integers(2, 5))
 @settings(max_examples=75, deadline=None)
-def test_also_when_some_ask_for_fewer_steps_than_others(seed: int, size: int) -> None:
+def test_ranks_with_fewer_steps_agree_too(seed: int, size: int) -> None:
     world = World(seed, size, strides=(1, 3, 10))
     world.move(300)
     world.agree()
 
 
-def test_a_change_that_one_rank_knows_of_makes_all_save_once() -> None:
+def test_change_known_to_one_rank_makes_all_save_once() -> None:
     for seed, who in itertools.product(range(10), range(3)):
         world = World(seed, 3)
         ranks, world.news = world.ranks, False
@@ -130,7 +130,7 @@ def test_a_change_that_one_rank_knows_of_makes_all_save_once() -> None:
         assert len([step for step in world.agree() if step <= last]) == 1
 
 
-def test_also_when_the_one_that_knows_is_always_last() -> None:
+def test_ranks_agree_when_the_informed_one_is_last() -> None:
     store = MemoryStore()
     first, last = Saving(store, 2, lambda: None, Clock()), Saving(store, 2, change, Clock())
     answers = [(first.should_save(step), last.should_save(step)) for step in range(5)]
@@ -155,7 +155,7 @@ def test_ranks_as_threads_agree() -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_one_request_for_each_half_second() -> None:
+def test_one_request_per_half_second() -> None:
     clock, store = Clock(), Counted(MemoryStore())
     rank = Saving(store, 1, lambda: None, clock)
     for step in range(20_000):
@@ -165,7 +165,7 @@ def test_one_request_for_each_half_second() -> None:
     assert store.requests <= lasted / BLOCK_SECONDS + 12  # short blocks at first: 1, 2, 4 ...
 
 
-def test_many_ranks_ask_less_often() -> None:
+def test_many_ranks_poll_less_often() -> None:
     clock, store = Clock(), Counted(MemoryStore())
     rank = Saving(store, 10_000, lambda: None, clock)
     for step in range(1000):
@@ -174,7 +174,7 @@ def test_many_ranks_ask_less_often() -> None:
     assert store.requests <= 50 / (10_000 / REQUESTS_PER_SECOND) + 8
 
 
-def test_slow_steps_are_asked_about_one_by_one() -> None:
+def test_slow_steps_are_agreed_one_by_one() -> None:
     clock, store = Clock(), Counted(MemoryStore())
     rank = Saving(store, 1, lambda: None, clock)
     for step in range(10):
@@ -183,7 +183,7 @@ def test_slow_steps_are_asked_about_one_by_one() -> None:
     assert store.requests == 10
 
 
-def test_a_save_is_agreed_at_the_next_block_at_the_latest() -> None:
+def test_save_is_agreed_within_one_block() -> None:
     clock, known = Clock(), [None, change()]
     rank = Saving(MemoryStore(), 1, lambda: known[clock.now >= 10.0], clock)
     answers = []
@@ -194,7 +194,7 @@ def test_a_save_is_agreed_at_the_next_block_at_the_latest() -> None:
     assert 1000 <= answers.index(True) <= 1000 + BLOCK_SECONDS / 0.01
 
 
-def test_what_is_in_the_store_does_not_grow() -> None:
+def test_store_usage_does_not_grow() -> None:
     store = MemoryStore()
     ranks = [Saving(store, 2, lambda: None, Clock()) for _ in range(2)]
     for step in range(100):
@@ -203,7 +203,7 @@ def test_what_is_in_the_store_does_not_grow() -> None:
     assert store.list() == [PLAN]
 
 
-def test_a_step_asked_again_has_the_same_answer() -> None:
+def test_same_step_has_the_same_answer() -> None:
     rank = Saving(MemoryStore(), 1, change)
     assert [rank.should_save(step) for step in (0, 0, 1, 0)] == [True, True, False, True]
 
@@ -217,7 +217,7 @@ def test_another_announcement_is_another_save() -> None:
     assert [rank.should_save(step) for step in range(3, 9)].count(True) == 1
 
 
-def test_the_last_to_have_saved_tells_the_agents() -> None:
+def test_last_rank_to_save_notifies_the_agents() -> None:
     store = MemoryStore()
     ranks = [Saving(store, 2, change) for _ in range(2)]
     assert [rank.should_save(7) for rank in ranks] == [True, True]
@@ -230,7 +230,7 @@ def test_the_last_to_have_saved_tells_the_agents() -> None:
     assert store.get(SAVED) == b"7"
 
 
-def test_who_has_saved_waits_for_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_saved_waits_for_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     rank = Saving(store, 1, change)
     assert rank.should_save(0)
@@ -243,7 +243,7 @@ def test_who_has_saved_waits_for_the_change(monkeypatch: pytest.MonkeyPatch) -> 
     assert not waiting.is_alive()
 
 
-def test_the_wait_ends_with_the_time_that_the_change_has() -> None:
+def test_wait_ends_at_the_deadline_of_the_change() -> None:
     store = Counted(MemoryStore())
     monotonic_past = change(seconds=0.0)  # its time is over: the shortest wait
     rank = Saving(store, 1, lambda: monotonic_past)
@@ -252,7 +252,7 @@ def test_the_wait_ends_with_the_time_that_the_change_has() -> None:
     assert store.requests == 4  # agree, count, tell, wait
 
 
-def test_saved_says_nothing_about_a_save_of_ones_own() -> None:
+def test_saved_does_not_report_regular_saves() -> None:
     store = Counted(MemoryStore())
     rank = Saving(store, 1, lambda: None)
     rank.saved(3)
@@ -262,7 +262,7 @@ def test_saved_says_nothing_about_a_save_of_ones_own() -> None:
     assert saving.MIN_WAIT_SECONDS <= 1.0
 
 
-def test_when_the_store_has_lost_the_plan_it_is_made_anew() -> None:
+def test_lost_plan_is_made_again() -> None:
     store = MemoryStore()
     ranks = [Saving(store, 2, lambda: None, Clock()) for _ in range(2)]
     for rank in ranks:

@@ -51,7 +51,7 @@ def test_the_state_of_a_random_generator_comes_back() -> None:
     assert unpack(pack(1, {"random": state})) == (1, {"random": state})
 
 
-def test_a_number_of_numpy_comes_back_as_a_number() -> None:
+def test_numpy_scalar_comes_back_as_a_number() -> None:
     values = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True)}
     assert unpack(pack(1, values)) == (1, {"a": 3, "b": 0.5, "c": True})
 
@@ -66,12 +66,12 @@ def test_a_number_of_numpy_comes_back_as_a_number() -> None:
         (Decimal, "type"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_name(value: Any, what: str) -> None:
+def test_unsupported_value_is_refused_by_name(value: Any, what: str) -> None:
     with pytest.raises(ParameterError, match=what):
         pack(1, {"value": value})
 
 
-def test_what_is_cut_short_or_changed_is_nothing() -> None:
+def test_truncated_or_changed_data_is_ignored() -> None:
     whole = pack(7, {"weights": np.arange(30.0), "name": "x"})
     assert unpack(whole) is not None
     for cut in range(len(whole)):

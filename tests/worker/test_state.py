@@ -52,7 +52,7 @@ def restore(**options: Any) -> Any:
     return call
 
 
-def test_a_folder_that_all_share(tmp_path: Path) -> None:
+def test_shared_folder(tmp_path: Path) -> None:
     run = Run()
     assert run.round(2, restore(folder=tmp_path)) == [(False, 0, -1)] * 2
     run.round(3, save(5, folder=tmp_path))
@@ -60,7 +60,7 @@ def test_a_folder_that_all_share(tmp_path: Path) -> None:
     assert run.round(4, restore(folder=tmp_path)) == [(True, 5, 5)] * 4
 
 
-def test_without_a_folder_it_is_in_the_store() -> None:
+def test_state_is_in_the_store_without_a_folder() -> None:
     run = Run()
     run.round(2, save(5))
     run.round(1, save(6))
@@ -68,7 +68,7 @@ def test_without_a_folder_it_is_in_the_store() -> None:
     assert run.round(3, restore(name="another")) == [(False, 0, -1)] * 3
 
 
-def test_a_newcomer_gets_what_its_folder_lacks(tmp_path: Path) -> None:
+def test_newcomer_gets_missing_checkpoints(tmp_path: Path) -> None:
     run = Run()
     here = {"folder": tmp_path / "0", "shared": False}
     run.round(1, save(5, **here))
@@ -80,7 +80,7 @@ def test_a_newcomer_gets_what_its_folder_lacks(tmp_path: Path) -> None:
     assert not [key for key in run.store.list() if "exchange" in key]  # nothing is left behind
 
 
-def test_the_newest_that_any_rank_has_is_taken(tmp_path: Path, monkeypatch: Any) -> None:
+def test_newest_checkpoint_of_any_rank_is_used(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 10)
     run = Run()
     for node, step in enumerate((3, 8, 5)):
@@ -92,7 +92,7 @@ def test_the_newest_that_any_rank_has_is_taken(tmp_path: Path, monkeypatch: Any)
     assert run.round(4, mixed) == [(True, 8, 8)] * 4
 
 
-def test_each_node_saves_where_folders_are_not_shared(tmp_path: Path) -> None:
+def test_each_node_saves_if_folders_are_not_shared(tmp_path: Path) -> None:
     def call(rank: int) -> None:
         save(4, folder=tmp_path / str(rank), shared=False)(rank)
 
@@ -100,14 +100,14 @@ def test_each_node_saves_where_folders_are_not_shared(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/step-*.state"))) == 3
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".step-7.1234.tmp"
     left.write_bytes(b"half")
     Run().round(2, restore(folder=tmp_path))
     assert not left.exists()
 
 
-def test_a_torn_file_costs_one_save(tmp_path: Path) -> None:
+def test_partial_file_costs_one_save(tmp_path: Path) -> None:
     run = Run()
     run.round(1, save(5, folder=tmp_path))
     run.round(1, save(6, folder=tmp_path))
@@ -116,7 +116,7 @@ def test_a_torn_file_costs_one_save(tmp_path: Path) -> None:
     assert run.round(2, restore(folder=tmp_path)) == [(True, 5, 5)] * 2
 
 
-def test_a_state_too_large_to_be_sent_is_refused_on_all_ranks(tmp_path: Path) -> None:
+def test_state_too_large_to_send_is_refused_on_all_ranks(tmp_path: Path) -> None:
     run = Run()
     run.round(1, save(5, folder=tmp_path / "0"))
 
@@ -139,7 +139,7 @@ def test_functions_instead_of_a_dict(tmp_path: Path) -> None:
     assert kept == {"a": 1}
 
 
-def test_it_works_outside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_works_outside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RALLYPOINT_STORE", raising=False)
     values = {"a": 1}
     state = State(values, folder=tmp_path)
@@ -154,6 +154,6 @@ def test_it_works_outside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     "arguments",
     [{}, {"values": {}, "dump": dict, "load": print}, {"dump": dict}, {"values": {}, "keep": 0}],
 )
-def test_what_makes_no_sense_is_refused(arguments: Any) -> None:
+def test_invalid_arguments_are_refused(arguments: Any) -> None:
     with pytest.raises(ParameterError, match="State: "):
         State(**arguments)

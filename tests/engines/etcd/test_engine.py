@@ -85,7 +85,7 @@ def keys_left(server: EtcdServers, prefix: str) -> str:
 # -- exactly once ---------------------------------------------------------------------------
 
 
-def test_a_write_whose_answer_is_cut_off_counts_once(proxy: Proxy, prefix: str) -> None:
+def test_write_with_a_lost_reply_counts_once(proxy: Proxy, prefix: str) -> None:
     store = EtcdStore(f"etcd://127.0.0.1:{proxy.port}/{prefix}")
     for number in range(1, 11):
         store.get_nowait("other")  # a connection that works
@@ -94,7 +94,7 @@ def test_a_write_whose_answer_is_cut_off_counts_once(proxy: Proxy, prefix: str) 
     assert store.get("n") == b"10"
 
 
-def test_many_keys_whose_answer_is_cut_off_count_once(
+def test_many_keys_with_a_lost_reply_count_once(
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = EtcdEngine(f"etcd://127.0.0.1:{proxy.port}/{prefix}")
@@ -178,7 +178,7 @@ def test_password_by_url_and_environment(
     assert EtcdStore(guarded.url("jobs")).get("key") == b"x"
 
 
-def test_an_outdated_token_is_renewed(guarded: EtcdServers) -> None:
+def test_expired_token_is_renewed(guarded: EtcdServers) -> None:
     store = EtcdStore(guarded.url("jobs", credentials="worker:w0rker"))
     store.engine._gateway._token = "outdated.1"  # type: ignore[attr-defined]
     store.set("key", b"y")
@@ -230,7 +230,7 @@ def test_tls(tmp_path: Path) -> None:
 # -- an engine that is away, full or in trouble ------------------------------------------------
 
 
-def test_away_at_the_start(prefix: str) -> None:
+def test_database_is_away_at_the_start(prefix: str) -> None:
     ports = free_ports(2)
     store = EtcdStore(f"etcd://u:hidden@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{prefix}")
     store.set_timeout(0.5)
@@ -244,7 +244,7 @@ def test_away_at_the_start(prefix: str) -> None:
         store.get("key", timeout=0.3)
 
 
-def test_away_for_a_while(cluster: EtcdServers, prefix: str) -> None:
+def test_database_is_away_for_a_while(cluster: EtcdServers, prefix: str) -> None:
     """The whole cluster dies and comes back: calls and waits go on, nothing is lost."""
     store = EtcdStore(cluster.url(prefix))
     store.set("kept", b"x")
@@ -275,7 +275,7 @@ def leader_of(cluster: EtcdServers) -> int:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_the_leader_fails(cluster: EtcdServers, prefix: str, how: str) -> None:
+def test_leader_fails(cluster: EtcdServers, prefix: str, how: str) -> None:
     """Each count is exact while the etcd leader dies or stands still under the writers."""
     leader = leader_of(cluster)
     hosts = [*cluster.ports[leader:], *cluster.ports[:leader]]  # all begin at the leader
@@ -293,7 +293,7 @@ def test_the_leader_fails(cluster: EtcdServers, prefix: str, how: str) -> None:
     assert time.monotonic() - began < 40
 
 
-def test_a_waiter_at_a_member_that_is_cut_off(cluster: EtcdServers, prefix: str) -> None:
+def test_wait_at_a_disconnected_member(cluster: EtcdServers, prefix: str) -> None:
     """Its member stands still: the wait goes on at another one."""
     waiter, writer = EtcdStore(cluster.url(prefix, "?timeout=1")), EtcdStore(cluster.url(prefix))
     waiting = in_thread(waiter.get, "late", 60)
@@ -303,9 +303,7 @@ def test_a_waiter_at_a_member_that_is_cut_off(cluster: EtcdServers, prefix: str)
     assert waiting.result(30) == b"x"
 
 
-def test_a_member_behind_a_divided_network_is_passed_over(
-    proxy: Proxy, etcd_server: EtcdServers, prefix: str
-) -> None:
+def test_partitioned_member_is_skipped(proxy: Proxy, etcd_server: EtcdServers, prefix: str) -> None:
     """Nothing comes back from the first address, not even a refusal; the second one answers."""
     hosts = f"127.0.0.1:{proxy.port},127.0.0.1:{etcd_server.ports[0]}"
     store = EtcdStore(f"etcd://{hosts}/{prefix}?timeout=0.5")
@@ -339,7 +337,7 @@ def test_full(prefix: str) -> None:
         servers.stop()
 
 
-def test_a_dead_member_of_a_group_is_not_counted(
+def test_dead_group_member_is_not_counted(
     etcd_server: EtcdServers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "PRESENCE_SECONDS", 2.0)

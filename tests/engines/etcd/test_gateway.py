@@ -96,7 +96,7 @@ def ask(gateway: Gateway, seconds: float = 2.0) -> m.Txn:
     return gateway.call("/kv/txn", {"success": [m.get(b"k")]}, m.Txn, Deadline(seconds))
 
 
-def test_an_answer_is_typed(members: list[Member], open_gateway: Any) -> None:
+def test_answer_has_its_type(members: list[Member], open_gateway: Any) -> None:
     answer = ask(open_gateway(members[0].port))
     assert (answer.succeeded, answer.header.revision) == (True, 7)
     assert members[0].asked[0][1]["success"][0]["request_range"]["key"] == "aw=="
@@ -112,7 +112,7 @@ def test_an_answer_is_typed(members: list[Member], open_gateway: Any) -> None:
         (200, {"succeeded": True}),
     ],
 )
-def test_a_member_in_trouble_is_passed_over(
+def test_failing_member_is_skipped(
     members: list[Member], open_gateway: Any, trouble: tuple[int, Any]
 ) -> None:
     members[0].answers["/kv/txn"] = [trouble]
@@ -122,16 +122,12 @@ def test_a_member_in_trouble_is_passed_over(
     assert len(members[0].asked) == 1  # and is not asked first again
 
 
-def test_a_refused_and_a_silent_member_are_passed_over(
-    members: list[Member], open_gateway: Any
-) -> None:
+def test_refusing_and_silent_members_are_skipped(members: list[Member], open_gateway: Any) -> None:
     (nobody,) = free_ports(1)
     assert ask(open_gateway(nobody, members[0].port)).succeeded
 
 
-def test_all_in_trouble_is_an_error_with_its_story(
-    members: list[Member], open_gateway: Any
-) -> None:
+def test_error_names_the_failure_of_every_member(members: list[Member], open_gateway: Any) -> None:
     for member in members:
         member.answers["/kv/txn"] = [refusal(14, "no leader here")]
     gateway = open_gateway(members[0].port, members[1].port)
@@ -142,7 +138,7 @@ def test_all_in_trouble_is_an_error_with_its_story(
     assert 4 <= len(members[0].asked) + len(members[1].asked) <= 40  # with growing pauses
 
 
-def test_refusals_are_told_apart_by_code(members: list[Member], open_gateway: Any) -> None:
+def test_refusals_are_distinguished_by_code(members: list[Member], open_gateway: Any) -> None:
     gateway = open_gateway(members[0].port, credentials="me:pw@")
     members[0].answers["/auth/authenticate"] = [(200, {"token": "t1"})]
     for code, kind in ((3, GatewayError), (5, GatewayError), (7, AuthenticationError)):
@@ -151,7 +147,7 @@ def test_refusals_are_told_apart_by_code(members: list[Member], open_gateway: An
             ask(gateway)
 
 
-def test_a_token_is_fetched_once_and_again_when_outdated(
+def test_token_is_fetched_again_only_when_it_expired(
     members: list[Member], open_gateway: Any
 ) -> None:
     gateway = open_gateway(members[0].port, credentials="me:pw@")
@@ -165,13 +161,13 @@ def test_a_token_is_fetched_once_and_again_when_outdated(
     assert members[0].asked[0][1] == {"name": "me", "password": "pw"}
 
 
-def test_authentication_that_is_off_lets_in(members: list[Member], open_gateway: Any) -> None:
+def test_disabled_authentication_lets_clients_in(members: list[Member], open_gateway: Any) -> None:
     members[0].answers["/auth/authenticate"] = [refusal(9, "authentication is not enabled")]
     assert ask(open_gateway(members[0].port, credentials="me:pw@")).succeeded
 
 
 @pytest.mark.parametrize(("code", "kind"), [(3, AuthenticationError), (9, GatewayError)])
-def test_a_cluster_that_asks_for_a_user_says_so_at_once(
+def test_missing_credentials_fail_at_once(
     members: list[Member], open_gateway: Any, code: int, kind: type[Exception]
 ) -> None:
     members[0].answers["/kv/txn"] = [refusal(3, "user name is empty")]
@@ -181,7 +177,7 @@ def test_a_cluster_that_asks_for_a_user_says_so_at_once(
     assert type(caught.value) is kind
 
 
-def test_full_and_busy_are_told_apart(members: list[Member], open_gateway: Any) -> None:
+def test_full_and_busy_are_distinguished(members: list[Member], open_gateway: Any) -> None:
     gateway = open_gateway(members[0].port)
     members[0].answers["/kv/txn"] = [refusal(EXHAUSTED, "too many requests"), OK]
     members[0].answers["/maintenance/alarm"] = [(200, {})]
@@ -193,7 +189,7 @@ def test_full_and_busy_are_told_apart(members: list[Member], open_gateway: Any) 
             ask(gateway)
 
 
-def test_a_watch_that_is_refused(members: list[Member], open_gateway: Any) -> None:
+def test_refused_watch(members: list[Member], open_gateway: Any) -> None:
     members[0].answers["/watch"] = [refusal(14, "no leader")]
     gateway = open_gateway(members[0].port)
     with (
@@ -203,7 +199,7 @@ def test_a_watch_that_is_refused(members: list[Member], open_gateway: Any) -> No
         pass
 
 
-def test_a_stream_that_ends_wakes(members: list[Member], open_gateway: Any) -> None:
+def test_end_of_a_stream_wakes_the_waiter(members: list[Member], open_gateway: Any) -> None:
     members[0].answers["/watch"] = [(200, b'{"result":{"created":true}}\n')]
     gateway = open_gateway(members[0].port)
     with gateway.watch(b"k", Deadline(1)) as watch:
@@ -211,7 +207,7 @@ def test_a_stream_that_ends_wakes(members: list[Member], open_gateway: Any) -> N
     assert members[0].paths() == ["/kv/range", "/watch"]
 
 
-def test_a_forked_child_has_its_own_connections(
+def test_forked_child_has_its_own_connections(
     members: list[Member], open_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = open_gateway(members[0].port)

@@ -22,7 +22,7 @@ def test_answers_of_the_gateway_are_read() -> None:
     assert answer.found() == [m.KeyValue(b"a", b"x", 3, 4), m.KeyValue(b"b")]
 
 
-def test_the_end_of_a_prefix() -> None:
+def test_end_of_a_prefix_range() -> None:
     assert m.end_of(b"a/") == b"a0"
 
 

@@ -37,7 +37,7 @@ def parts(gateway: Remembering) -> Parts:
     return Parts(cast(Gateway, gateway), b"x/parts/")
 
 
-def test_small_values_stay_whole(gateway: Remembering, parts: Parts) -> None:
+def test_small_values_are_not_split(gateway: Remembering, parts: Parts) -> None:
     upload = parts.upload({"a": b"1", "b": None, "c": b""}, Deadline(LIMIT_SECONDS))
     assert upload.values == {"a": b"\x001", "c": b"\0"}
     assert (upload.ops, upload.lease, gateway.calls) == ([], 0, [])
@@ -46,7 +46,7 @@ def test_small_values_stay_whole(gateway: Remembering, parts: Parts) -> None:
     assert parts.name_in(b"\x001", b"b") == ""
 
 
-def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -> None:
+def test_largest_values_are_split_first(gateway: Remembering, parts: Parts) -> None:
     half = INLINE_BYTES // 2 + 1
     upload = parts.upload(
         {"a": b"a" * half, "b": b"b" * (2 * PART_BYTES + 1), "c": b"c"}, Deadline(LIMIT_SECONDS)
@@ -64,7 +64,7 @@ def test_the_largest_are_taken_apart_first(gateway: Remembering, parts: Parts) -
     assert gateway.calls[-1] == ("/lease/revoke", {"ID": "77"})
 
 
-def test_many_values_together_are_too_large(parts: Parts) -> None:
+def test_many_values_may_be_too_large_together(parts: Parts) -> None:
     upload = parts.upload({f"{n}": b"x" * 100_000 for n in range(20)}, Deadline(LIMIT_SECONDS))
     assert sum(map(len, upload.values.values())) <= INLINE_BYTES + 20 * 40
     assert len(upload.names) >= 12
@@ -80,7 +80,7 @@ def test_fetching(gateway: Remembering, parts: Parts) -> None:
     assert parts.drop("name") == m.delete(b"x/parts/name/", b"x/parts/name0")
 
 
-def test_a_foreign_value_is_refused(parts: Parts) -> None:
+def test_foreign_value_is_refused(parts: Parts) -> None:
     for raw in (b"", b"{}"):
         with pytest.raises(StoreValueError, match=r"p/data/x holds .* not Rallypoint's"):
             parts.name_in(raw, b"p/data/x")

@@ -43,7 +43,7 @@ def failing(*errors: Exception) -> Any:
         exceptions.MasterDownError("down"),
     ],
 )
-def test_what_passes_is_tried_again(link: Link, error: Exception) -> None:
+def test_transient_errors_are_retried(link: Link, error: Exception) -> None:
     assert link.call(failing(error, error), Deadline(5)) == "done"
     with pytest.raises(StoreConnectionError, match=f"1 tries in 0.0 s; the last one: {error}"):
         link.call(failing(error), Deadline(0))
@@ -59,7 +59,7 @@ def test_what_passes_is_tried_again(link: Link, error: Exception) -> None:
         (exceptions.ResponseError("WRONGTYPE"), StoreError, "WRONGTYPE"),
     ],
 )
-def test_what_stays_is_told_at_once(
+def test_permanent_errors_fail_at_once(
     link: Link, error: Exception, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text) as caught:
@@ -69,7 +69,7 @@ def test_what_stays_is_told_at_once(
 
 
 @pytest.mark.parametrize(("kept", "warnings"), [(0, 2), (1, 1)])
-def test_a_redis_that_forgets_is_told_of(
+def test_volatile_redis_is_reported(
     link: Link,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -84,7 +84,7 @@ def test_a_redis_that_forgets_is_told_of(
     assert ("a restart of Redis forgets all runs" in caplog.text) is not bool(kept)
 
 
-def test_an_unknown_memory_policy_is_no_failure(
+def test_unknown_memory_policy_is_accepted(
     link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "_NOTED", set())

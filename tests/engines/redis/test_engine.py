@@ -78,7 +78,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 # -- exactly once, and waking ---------------------------------------------------------------
 
 
-def test_a_write_whose_answer_is_cut_off_counts_once(proxy: Proxy, prefix: str) -> None:
+def test_write_with_a_lost_reply_counts_once(proxy: Proxy, prefix: str) -> None:
     store = RedisStore(f"redis://127.0.0.1:{proxy.port}/{prefix}")
     for number in range(1, 11):
         store.get_nowait("other")  # a connection that works
@@ -107,9 +107,7 @@ def test_concurrent_writers_through_a_bad_network(proxy: Proxy, prefix: str) -> 
     assert sorted(sums) == list(range(1, 91))
 
 
-def test_a_waiter_whose_connection_breaks(
-    proxy: Proxy, redis_server: RedisServer, prefix: str
-) -> None:
+def test_wait_whose_connection_breaks(proxy: Proxy, redis_server: RedisServer, prefix: str) -> None:
     waiting = in_thread(RedisStore(f"redis://127.0.0.1:{proxy.port}/{prefix}").get, "late", 30)
     time.sleep(0.2)
     proxy.cut()
@@ -117,7 +115,7 @@ def test_a_waiter_whose_connection_breaks(
     assert waiting.result(4) == b"x"
 
 
-def test_versions_grow_over_a_lost_counter(own_server: RedisServer, prefix: str) -> None:
+def test_versions_grow_despite_a_lost_counter(own_server: RedisServer, prefix: str) -> None:
     """A server that takes over may have missed writes; their versions do not come again."""
     engine, limit = RedisEngine(own_server.url(prefix)), Deadline(20)
     first = engine.commit({"a": None}, {"a": b"1"}, limit)
@@ -190,7 +188,7 @@ def test_tls(tmp_path: Path) -> None:
 # -- a server that is away, full or in trouble --------------------------------------------------
 
 
-def test_away_at_the_start(prefix: str) -> None:
+def test_database_is_away_at_the_start(prefix: str) -> None:
     (port,) = free_ports(1)
     store = RedisStore(f"redis://:hidden@127.0.0.1:{port}/{prefix}")
     store.set_timeout(0.5)
@@ -204,7 +202,7 @@ def test_away_at_the_start(prefix: str) -> None:
         store.get("key", timeout=0.3)
 
 
-def test_away_for_a_while(own_server: RedisServer, prefix: str) -> None:
+def test_database_is_away_for_a_while(own_server: RedisServer, prefix: str) -> None:
     """The server dies and comes back with its file: calls and waits go on, nothing is lost."""
     own_server.process.kill()
     always = RedisServer("--appendfsync", "always")
@@ -227,7 +225,7 @@ def test_away_for_a_while(own_server: RedisServer, prefix: str) -> None:
         always.stop()
 
 
-def test_paused_for_a_while(own_server: RedisServer, prefix: str) -> None:
+def test_database_is_paused_for_a_while(own_server: RedisServer, prefix: str) -> None:
     store = RedisStore(own_server.url(prefix, "?timeout=0.5"))
     store.set("n", b"0")
     own_server.process.pause()
@@ -264,7 +262,7 @@ def test_full(own_server: RedisServer, prefix: str) -> None:
 @pytest.mark.parametrize(
     "own_server", [("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru")], indirect=True
 )
-def test_what_redis_does_not_promise_is_logged_once(
+def test_limits_of_redis_are_logged_once(
     own_server: RedisServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -283,7 +281,7 @@ def test_several_hosts_are_refused() -> None:
         RedisStore("redis://a:1/x?db=x")
 
 
-def test_a_foreign_value_is_refused(redis_server: RedisServer, prefix: str) -> None:
+def test_foreign_value_is_refused(redis_server: RedisServer, prefix: str) -> None:
     store = RedisStore(redis_server.url(prefix))
     store.engine._link.client.set(f"{{{prefix}}}:data/k/x", b"foreign")  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="WRONGTYPE"):

@@ -23,13 +23,13 @@ def mpirun(tasks: int, *line: str) -> str:
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-def test_processes_of_mpirun_meet_without_an_endpoint(tasks: int) -> None:
+def test_mpirun_processes_need_no_endpoint(tasks: int) -> None:
     out = mpirun(tasks, str(RALLYPOINT), "run", str(WORKER))
     met = ",".join(map(str, range(tasks)))
     rows = re.findall(rf"rank (\d)/{tasks} run=mpi-\d+ met={met}", out)
     assert sorted(rows) == [str(rank) for rank in range(tasks)]
 
 
-def test_what_is_given_is_stronger(tmp_path: Path) -> None:
+def test_given_options_override_variables(tmp_path: Path) -> None:
     out = mpirun(2, str(RALLYPOINT), "run", "--standalone", str(WORKER))
     assert len(re.findall(r"rank 0/1 run=run-\w+ met=0", out)) == 2

@@ -40,14 +40,14 @@ def until(condition: Callable[[], bool], file: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_batch_job_meets_without_an_endpoint(cluster: Cluster, tmp_path: Path) -> None:
+def test_batch_job_needs_no_endpoint(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run("sbatch", "--wait", write(tmp_path, "--ntasks=3", str(WORKER)))
     (out,) = tmp_path.glob("out.*")
     rows = re.findall(r"rank (\d)/3 run=slurm-\d+\.0 met=0,1,2", out.read_text())
     assert sorted(rows) == ["0", "1", "2"]
 
 
-def test_the_elements_of_an_array_are_runs_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_array_elements_are_separate_runs(cluster: Cluster, tmp_path: Path) -> None:
     script = write(tmp_path, "--ntasks=2 --array=1-2", str(WORKER))
     cluster.run("sbatch", "--wait", script)
     for element in (1, 2):
@@ -55,7 +55,7 @@ def test_the_elements_of_an_array_are_runs_of_their_own(cluster: Cluster, tmp_pa
         assert len(re.findall(rf"run=slurm-\d+_{element}\.0 met=0,1", text)) == 2, text
 
 
-def test_a_requeued_job_is_another_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_requeued_job_is_a_new_run(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = write(tmp_path, "--ntasks=2 --requeue --open-mode=append", f"{WORKER} {go}")
     job = cluster.run("sbatch", "--parsable", script)
@@ -68,7 +68,7 @@ def test_a_requeued_job_is_another_run(cluster: Cluster, tmp_path: Path) -> None
     until(lambda: out.read_text().count(f"{again} met=0,1") == 2, out)
 
 
-def test_a_preempted_job_ends_its_workers_in_good_order(cluster: Cluster, tmp_path: Path) -> None:
+def test_preempted_job_stops_its_workers_cleanly(cluster: Cluster, tmp_path: Path) -> None:
     script = write(tmp_path, "--ntasks=2", f"{WORKER} {tmp_path / 'never'}")
     job = cluster.run("sbatch", "--parsable", script)
     out = next(iter(tmp_path.glob("out.*")), tmp_path / "out.4294967294")

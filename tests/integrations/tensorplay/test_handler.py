@@ -31,7 +31,7 @@ def new_job(tmp_path: Path) -> Iterator[NewJob]:
         job.end()
 
 
-def test_its_launcher_trains_with_it(new_job: NewJob) -> None:
+def test_tensorplay_launcher_trains_with_our_handler(new_job: NewJob) -> None:
     job = new_job("2")
     for _ in range(2):
         job.start(str(WORKER))
@@ -43,7 +43,7 @@ def test_its_launcher_trains_with_it(new_job: NewJob) -> None:
         assert float(found[2]) < float(found[1]) / 100
 
 
-def test_agents_come_and_go(new_job: NewJob) -> None:
+def test_agents_join_and_leave(new_job: NewJob) -> None:
     job = new_job("1:3")
     first = job.start()
     job.until_world(1, [first])
@@ -62,7 +62,7 @@ def program(name: str) -> str:
     return found
 
 
-def test_a_failure_for_good_ends_all(new_job: NewJob) -> None:
+def test_permanent_failure_ends_all_agents(new_job: NewJob) -> None:
     job = new_job("2")
     bad = job.start("--no-python", "--max-restarts", "0", program("false"))
     good = job.start("--no-python", program("sleep"), "100")
@@ -71,7 +71,7 @@ def test_a_failure_for_good_ends_all(new_job: NewJob) -> None:
     assert "its workers failed" in good.stderr
 
 
-def test_it_is_registered_once_whoever_does_it() -> None:
+def test_handler_is_registered_once() -> None:
     tensorplay.register()
     tensorplay.register()
     registry._register_out_of_tree_handlers(get_registry())  # what a later release may call
@@ -85,7 +85,7 @@ def run(script: str) -> str:
     return done.stdout
 
 
-def test_code_for_its_api_runs_on_ours_by_changing_the_imports() -> None:
+def test_tensorplay_code_runs_with_our_imports() -> None:
     theirs = USAGE.read_text()
     ours = theirs.replace("tensorplay.distributed.elastic.rendezvous", "rallypoint.rendezvous")
     ours = ours.replace("from tensorplay.distributed import", "from rallypoint import")

@@ -13,7 +13,7 @@ def our_store() -> dist.Store:
 
 
 @pytest.mark.parametrize("make", [our_store, dist.HashStore], ids=["ours", "theirs"])
-def test_it_does_what_tensorplays_stores_do(make: Callable[[], dist.Store]) -> None:
+def test_store_behaves_like_tensorplays_stores(make: Callable[[], dist.Store]) -> None:
     store = make()
     store.set("key", "value")
     assert store.get("key") == store.get("key", timeout=1) == b"value"
@@ -29,7 +29,7 @@ def test_it_does_what_tensorplays_stores_do(make: Callable[[], dist.Store]) -> N
     assert not store.has("key")
 
 
-def test_a_wait_that_is_over_is_its_own_timeout_error() -> None:
+def test_expired_wait_raises_the_launchers_timeout_error() -> None:
     store = our_store()
     with pytest.raises(dist.StoreTimeoutError):
         store.get("none", timeout=0.1)

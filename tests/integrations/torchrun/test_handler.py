@@ -34,7 +34,7 @@ def assert_clean(job: Job, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_agents_train_together_and_end_without_a_word(new_job: NewJob, nodes: int) -> None:
+def test_agents_train_together_and_end_silently(new_job: NewJob, nodes: int) -> None:
     job = new_job(str(nodes))
     for _ in range(nodes):
         job.start()
@@ -43,7 +43,7 @@ def test_agents_train_together_and_end_without_a_word(new_job: NewJob, nodes: in
     assert_clean(job, nodes)
 
 
-def test_a_ddp_script_runs_unchanged(new_job: NewJob, tmp_path: Path) -> None:
+def test_ddp_script_runs_unchanged(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job("2")
     script = ("examples/train_ddp.py", "--epochs", "4", "--checkpoint", str(tmp_path / "saved"))
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_workers_can_host_their_own_store(new_job: NewJob, where: str) -> None:
     assert_clean(job, 2)
 
 
-def test_a_third_agent_is_taken_in(new_job: NewJob) -> None:
+def test_third_agent_is_admitted(new_job: NewJob) -> None:
     job = new_job("2:3")
     job.start()
     job.start()
@@ -76,7 +76,7 @@ def test_a_third_agent_is_taken_in(new_job: NewJob) -> None:
 
 
 @pytest.mark.cases("case-B1")
-def test_a_lost_agent_begins_a_new_round_where_c10d_waits(new_job: NewJob) -> None:
+def test_lost_agent_starts_a_new_round_while_c10d_waits(new_job: NewJob) -> None:
     jobs = {name: new_job("2:3", backend=name) for name in ("rallypoint", "c10d")}
     took = {}
     for name, job in jobs.items():
@@ -125,7 +125,7 @@ def test_a_failed_worker_is_started_again(new_job: NewJob, tmp_path: Path) -> No
 
 
 @pytest.mark.cases("case-D3")
-def test_all_are_told_at_once_when_one_gives_up(new_job: NewJob) -> None:
+def test_all_agents_learn_at_once_that_one_gives_up(new_job: NewJob) -> None:
     job = new_job("2", options=("--max-restarts", "0"))
     bad = job.start("--no-python", "sh", "-c", "sleep 1; exit 3")
     good = job.start("--no-python", "sleep", "120")
@@ -136,7 +136,7 @@ def test_all_are_told_at_once_when_one_gives_up(new_job: NewJob) -> None:
     assert "its workers failed" in good.stderr
 
 
-def test_a_round_that_is_not_complete_in_time_says_who_is_missing(new_job: NewJob) -> None:
+def test_incomplete_round_names_the_missing_nodes(new_job: NewJob) -> None:
     job = new_job("2", conf="join_timeout=3")
     alone = job.start()
     assert alone.wait() == 1
@@ -144,7 +144,7 @@ def test_a_round_that_is_not_complete_in_time_says_who_is_missing(new_job: NewJo
     assert "1 of at least 2 nodes" in alone.stderr
 
 
-def test_a_spare_goes_home_with_0_when_the_work_is_done(new_job: NewJob) -> None:
+def test_unused_spare_exits_with_0(new_job: NewJob) -> None:
     job = new_job("2:2")
     job.start()
     job.start()
@@ -176,7 +176,7 @@ def test_ranks_count_all_workers_and_those_of_each_role(new_job: NewJob, identic
 
 
 @pytest.mark.cases("case-D3")
-def test_who_is_done_first_waits_for_the_others_and_no_longer(new_job: NewJob) -> None:
+def test_first_finished_agent_waits_only_for_the_others(new_job: NewJob) -> None:
     job = new_job("2")
     quick = job.start("--no-python", "true")
     slow = job.start("--no-python", "sleep", "4")
@@ -185,7 +185,7 @@ def test_who_is_done_first_waits_for_the_others_and_no_longer(new_job: NewJob) -
 
 
 @pytest.mark.cases("case-D3")
-def test_nobody_waits_at_the_exit_for_one_who_was_killed(new_job: NewJob) -> None:
+def test_exit_barrier_does_not_wait_for_a_killed_agent(new_job: NewJob) -> None:
     job = new_job("2")
     done = job.start("--no-python", "true")
     busy = job.start("--no-python", "sh", "-c", "echo at work; sleep 100")
@@ -226,7 +226,7 @@ def test_fifty_starts_in_a_row(new_job: NewJob) -> None:
 
 
 @pytest.mark.timeout(60 + 12 * STARTS)  # 1.6 s each on two idle cores, for importing torch
-def test_two_launchers_many_times_in_a_row(new_job: NewJob) -> None:
+def test_two_launchers_repeatedly(new_job: NewJob) -> None:
     """Real torchrun processes, on one port: each start hosts where the one before has ended."""
     port, ends = new_job("2").port, []
     command = [sys.executable, "-m", TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1"]

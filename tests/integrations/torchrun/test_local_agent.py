@@ -110,7 +110,7 @@ def values(results: list[tuple[str, RunResult]]) -> dict[int, Any]:
         ("{name}:{port}", {"is_host": 1}),
     ],
 )
-def test_an_agent_alone_hosts_where_it_is_told(
+def test_single_agent_hosts_at_the_given_address(
     alone: Alone, endpoint: str, config: dict[str, Any]
 ) -> None:
     port = free_port("127.0.0.1")
@@ -123,7 +123,7 @@ def test_an_agent_alone_hosts_where_it_is_told(
 
 
 @pytest.mark.parametrize("shared", ["0", "1"])
-def test_workers_meet_at_the_agents_store_or_at_their_own(
+def test_workers_use_the_agents_store_or_their_own(
     alone: Alone, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1" if shared == "0" else "0")
@@ -132,7 +132,7 @@ def test_workers_meet_at_the_agents_store_or_at_their_own(
     assert told[2] == str(shared == "1")
 
 
-def test_a_worker_that_fails_ends_the_agent_with_its_error(alone: Alone) -> None:
+def test_worker_failure_ends_the_agent_with_its_error(alone: Alone) -> None:
     result = alone(do.fail, workers=2)
     assert result.is_failed()
     failure = next(iter(result.failures.values()))
@@ -149,18 +149,18 @@ def test_restarts_are_used_up_and_counted(tmp_path: Path) -> None:
     assert spec.rdzv_handler.shutdown()
 
 
-def test_a_worker_that_fails_once_is_started_again(alone: Alone) -> None:
+def test_worker_that_fails_once_is_restarted(alone: Alone) -> None:
     result = alone(do.fail_once, "again ", workers=2, restarts=1)
     assert result.return_values == {0: "again 1", 1: "again 1"}
 
 
-def test_an_exit_barrier_that_fails_fails_nothing(alone: Alone) -> None:
+def test_failed_exit_barrier_is_ignored(alone: Alone) -> None:
     with patch.object(store_util, "barrier", side_effect=RuntimeError("on purpose")) as barrier:
         assert not alone(do.give_back, 1).is_failed()
     barrier.assert_called_once()
 
 
-def test_the_workers_processes_are_closed_at_the_end(tmp_path: Path) -> None:
+def test_worker_processes_are_closed_at_the_end(tmp_path: Path) -> None:
     context = Mock()
     context.pids.return_value = {0: 0}
     spec = make_spec(Part(do.give_back, (1,)), "localhost:0", "job", (1, 1))
@@ -178,19 +178,19 @@ def test_the_workers_processes_are_closed_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 2, 3)])
-def test_the_workers_of_several_agents_add_up(job: Job, sizes: tuple[int, ...]) -> None:
+def test_world_size_counts_workers_of_all_agents(job: Job, sizes: tuple[int, ...]) -> None:
     found = values(job.all_of(*[Part(do.add_up, workers=size) for size in sizes]))
     total = sum(range(sum(sizes)))
     assert found == dict.fromkeys(range(sum(sizes)), float(total))
 
 
-def test_only_one_agent_is_told_to_host(job: Job) -> None:
+def test_only_one_agent_hosts(job: Job) -> None:
     """As torch's tests start them: the host last."""
     hosts = [Part(do.rest, (0.0,), config=(("is_host", n == 2),)) for n in range(3)]
     assert values(job.all_of(*hosts)) == {0: 0, 1: 1, 2: 2}
 
 
-def test_ranks_go_on_within_a_role_and_an_agent(job: Job) -> None:
+def test_ranks_are_consecutive_within_role_and_agent(job: Job) -> None:
     parts = [Part(do.places, workers=n, role=role) for role, n in
              (("master", 1), ("trainer", 1), ("trainer", 2), ("ps", 2))]  # fmt: skip
     results = job.all_of(*parts)
@@ -208,12 +208,12 @@ def test_ranks_go_on_within_a_role_and_an_agent(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "barrier"), [(2.0, 20.0), (4.0, 0.0)])
-def test_agents_may_end_apart(job: Job, seconds: float, barrier: float) -> None:
+def test_agents_may_end_at_different_times(job: Job, seconds: float, barrier: float) -> None:
     parts = [Part(do.rest, (s,), exit_barrier_seconds=barrier) for s in (0.0, seconds)]
     assert values(job.all_of(*parts)) == {0: 0, 1: 1}
 
 
-def test_an_agent_that_is_killed_and_started_again_comes_back(job: Job) -> None:
+def test_killed_and_restarted_agent_comes_back(job: Job) -> None:
     host = (("is_host", True),)
     part = Part(do.add_up, (2.0,), 2, restarts=2, config=host, start_method="spawn")
     job.start(part, (2, 2))
@@ -227,7 +227,7 @@ def test_an_agent_that_is_killed_and_started_again_comes_back(job: Job) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_left_goes_on_alone(job: Job, late: bool) -> None:
+def test_last_agent_continues_alone(job: Job, late: bool) -> None:
     told = forked.Queue()
     config = (("last_call", 2),)
     part = Part(do.wait_for_world, (1, told), restarts=2, config=config, start_method="spawn")
@@ -244,7 +244,7 @@ def test_who_is_left_goes_on_alone(job: Job, late: bool) -> None:
     assert [agent.exitcode for agent in job.agents] == [0, -signal.SIGKILL]
 
 
-def test_another_agent_is_taken_in(job: Job) -> None:
+def test_newcomer_is_admitted(job: Job) -> None:
     told = forked.Queue()
     part = Part(do.wait_for_world, (2, told), config=(("last_call", 0.5),))
     job.start(part, (1, 2))
@@ -254,7 +254,7 @@ def test_another_agent_is_taken_in(job: Job) -> None:
     assert values(found) == {0: 2, 1: 2}
 
 
-def test_one_agent_that_gives_up_ends_the_others(job: Job) -> None:
+def test_agent_that_gives_up_ends_the_others(job: Job) -> None:
     job.start(Part(do.fail), (2, 2))
     other = job.start(Part(do.rest, (300.0,), role="other"), (2, 2))
     role, result = job.results.get(timeout=LIMIT_SECONDS)
@@ -271,7 +271,7 @@ def handler(endpoint: str = "localhost:0", run_id: str = "job", n: int = 1, **co
     return registry.get_rendezvous_handler(params)
 
 
-def test_a_handler_by_name_says_what_it_is() -> None:
+def test_handler_by_name_reports_its_backend() -> None:
     made = handler()
     assert (made.get_backend(), made.get_run_id()) == ("rallypoint", "job")
     info = made.next_rendezvous()
@@ -288,7 +288,7 @@ def test_a_handler_by_name_says_what_it_is() -> None:
     assert made.shutdown()
 
 
-def test_who_waits_is_counted_and_taken_in() -> None:
+def test_waiting_agents_are_counted_and_admitted() -> None:
     import threading
 
     place = f"127.0.0.1:{free_port('127.0.0.1')}"
@@ -314,14 +314,14 @@ def test_who_waits_is_counted_and_taken_in() -> None:
         each.shutdown()
 
 
-def test_a_join_ends_in_time_and_says_who_is_missing() -> None:
+def test_join_timeout_names_the_missing_nodes() -> None:
     made = handler(n=2, join_timeout=4)
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2"):
         made.next_rendezvous()
     made.shutdown()
 
 
-def test_nobody_hosts_where_all_are_told_not_to() -> None:
+def test_no_node_hosts_with_is_host_false() -> None:
     place = f"127.0.0.1:{free_port('127.0.0.1')}"
     made = handler(place, is_host=False, join_timeout=1)
     with pytest.raises(RendezvousConnectionError, match=place):

@@ -54,7 +54,7 @@ def test_queues_and_lists(made: tuple[RoundStore, FakeHandler]) -> None:
     assert store.clone().list_keys() == ["key"]
 
 
-def test_the_timeout_is_the_stores_or_the_calls(made: tuple[RoundStore, FakeHandler]) -> None:
+def test_timeout_of_the_call_overrides_the_stores(made: tuple[RoundStore, FakeHandler]) -> None:
     store, _ = made
     assert store.timeout == timedelta(seconds=300)
     store.set_timeout(timedelta(seconds=0.1))
@@ -69,7 +69,7 @@ def test_the_timeout_is_the_stores_or_the_calls(made: tuple[RoundStore, FakeHand
     ("ours", "theirs"),
     [(StoreConnectionError, dist.DistNetworkError), (StoreLimitError, dist.DistStoreError)],
 )
-def test_errors_are_torchs(
+def test_errors_are_those_of_torch(
     made: tuple[RoundStore, FakeHandler],
     monkeypatch: pytest.MonkeyPatch,
     ours: type[Exception],
@@ -84,7 +84,7 @@ def test_errors_are_torchs(
         store.set("key", "value")
 
 
-def test_torchs_own_barrier_and_its_end(made: tuple[RoundStore, FakeHandler]) -> None:
+def test_torch_barrier_and_shutdown(made: tuple[RoundStore, FakeHandler]) -> None:
     from torch.distributed.elastic.utils.store import barrier
 
     store, handler = made
@@ -111,7 +111,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.cases("case-H1")
-def test_the_workers_store_listens_on_its_address_alone_until_it_is_not_first() -> None:
+def test_worker_store_listens_only_on_its_address() -> None:
     stores = WorkersStore()
     port = stores.propose("127.0.0.1")
     assert listens(port)
@@ -123,7 +123,7 @@ def test_the_workers_store_listens_on_its_address_alone_until_it_is_not_first() 
 
 
 @pytest.mark.cases("case-C6")
-def test_each_round_has_a_workers_store_of_its_own() -> None:
+def test_each_round_has_its_own_worker_store() -> None:
     stores = WorkersStore()
     first = stores.propose("127.0.0.1")
     stores.settle(is_first=True)
@@ -137,7 +137,7 @@ def test_each_round_has_a_workers_store_of_its_own() -> None:
     stores.close()
 
 
-def test_an_address_that_is_not_this_machines_is_served_from_all() -> None:
+def test_foreign_address_is_served_on_all_interfaces() -> None:
     stores = WorkersStore()
     assert listens(stores.propose("192.0.2.1"))
     stores.close()
