@@ -1,4 +1,4 @@
-"""How many frames and files a store call passes: what a newcomer has to read.
+"""How many frames a join, and frames and files a store call passes: what a newcomer has to read.
 
 Client and server run in one process, each in its own thread. A tracer records the functions of
 this package that both enter during one call. A limit is the count when it was last set: a call
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 import rallypoint
+from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
+from rallypoint.net.connection import Target
+from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store.tcp import TCPStore
 
@@ -100,3 +103,45 @@ def test_store_call_passes_few_frames_and_files(server: EmbeddedServer, name: st
     for (stack, files), (most_frames, most_files) in zip(counted, LIMITS[name], strict=True):
         assert len(stack) <= most_frames, " <- ".join(stack)
         assert len(files) <= most_files, files
+
+
+JOIN_FRAMES_OUT = 6  # from the caller's `join` to the socket
+JOIN_FRAMES_BACK = 6  # from the socket to the view
+
+
+@pytest.mark.integration
+def test_join_passes_few_frames_on_its_way_out_and_back(server: EmbeddedServer) -> None:
+    settings = Settings(1, 1)
+    coordinator = HostedCoordinator(Target("127.0.0.1", server.port, "run"), 15.0)
+    deadline = Deadline(LIMIT_SECONDS)
+
+    def join() -> None:
+        coordinator.join(Node("node", "127.0.0.1", port=1), settings, deadline, "", False)
+
+    out: list[str] = []
+    calls: list[str] = []  # since the last read from the socket
+
+    def trace(frame: FrameType, event: str, _arg: object) -> None:
+        if event != "call" or not is_ours(frame):
+            return
+        name = frame.f_code.co_qualname
+        if name.endswith(".receive") and frame.f_code.co_filename.endswith("net/connection.py"):
+            calls.clear()
+        calls.append(name)
+        if name.endswith(".send") and frame.f_code.co_filename.endswith("net/connection.py"):
+            out[:] = ours(frame)
+        if name == "fold":
+            back[:] = calls
+
+    back: list[str] = []
+    join()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        join()
+    finally:
+        sys.settrace(before)
+        coordinator.shutdown(deadline)
+    assert 0 < len(out) <= JOIN_FRAMES_OUT, " <- ".join(out)
+    assert 0 < len(back) <= JOIN_FRAMES_BACK, " -> ".join(back)
+    print(f"out: {' <- '.join(out)}; back: {' -> '.join(back)}")
