@@ -17,7 +17,7 @@ import pytest
 import rallypoint
 from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
-from rallypoint.net.connection import Target
+from rallypoint.net.connection_config import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store.tcp import TCPStore
@@ -112,7 +112,7 @@ JOIN_FRAMES_BACK = 6  # from the socket to the view
 @pytest.mark.integration
 def test_join_passes_few_frames_on_its_way_out_and_back(server: EmbeddedServer) -> None:
     settings = Settings(1, 1)
-    coordinator = HostedCoordinator(Target("127.0.0.1", server.port, "run"), 15.0)
+    coordinator = HostedCoordinator(ConnectionConfig("127.0.0.1", server.port, "run"), 15.0)
     deadline = Deadline(LIMIT_SECONDS)
 
     def join() -> None:

@@ -10,7 +10,7 @@ from rallypoint.testing.simulator.virtual_clock import Process
 def a_cell() -> tuple[Cell, NodeBackend, list[bytes]]:
     world, stored = a_serverless_world(), list[bytes]()
     cell = Cell(world, world.server.process, stored.append)
-    return cell, NodeBackend(cell, Process(world.clockwork, "n0", 0.0)), stored
+    return cell, NodeBackend(cell, Process(world.clock, "n0", 0.0)), stored
 
 
 def test_it_compares_before_it_sets() -> None:
@@ -37,21 +37,21 @@ def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() ->
 
 def test_others_go_on_while_one_waits() -> None:
     cell, backend, _stored = a_cell()
-    other, seen = Process(cell.simulation.clockwork, "n1", 0.0), list[float]()
+    other, seen = Process(cell.simulation.clock, "n1", 0.0), list[float]()
     other.call_later(1.0, lambda: seen.append(other.time()))
     backend.wait(2.0)
     assert seen == [1.0]
-    assert cell.simulation.clockwork.now == 2.0
+    assert cell.simulation.clock.now == 2.0
 
 
 def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
     cell, backend, _stored = a_cell()
-    clockwork, process = cell.simulation.clockwork, backend._process
-    clockwork.add(clockwork.world, 0.5, False, process.pause)
-    clockwork.add(clockwork.world, 5.0, False, process.go_on)
+    clock, process = cell.simulation.clock, backend._process
+    clock.add(clock.world, 0.5, False, process.pause)
+    clock.add(clock.world, 5.0, False, process.resume)
     backend.wait(1.0)
-    assert clockwork.now >= 5.0, "it was stopped, and returned only once it went on"
-    clockwork.add(clockwork.world, 0.5, False, process.kill)
+    assert clock.now >= 5.0, "it was stopped, and returned only once it went on"
+    clock.add(clock.world, 0.5, False, process.kill)
     with pytest.raises(Killed):
         backend.wait(1.0)
 
@@ -59,20 +59,20 @@ def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
 def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -> None:
     _cell, backend, _stored = a_cell()
     process, done = backend._process, list[str]()
-    clockwork = process.clockwork
+    clock = process.clock
     process.call_later(0.7, done.append, "its own")
-    clockwork.add(clockwork.world, 0.5, False, process.pause)
-    clockwork.add(clockwork.world, 5.001, False, process.go_on)  # within a slice
+    clock.add(clock.world, 0.5, False, process.pause)
+    clock.add(clock.world, 5.001, False, process.resume)  # within a slice
     backend.wait(1.0)
-    assert clockwork.now > 5.001
+    assert clock.now > 5.001
     assert done == []
-    clockwork.run_until(clockwork.now)
+    clock.run_until(clock.now)
     assert done == ["its own"]
 
 
 def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
     cell, backend, _stored = a_cell()
-    other = Process(cell.simulation.clockwork, "n1", 0.0)
+    other = Process(cell.simulation.clock, "n1", 0.0)
 
     def fail() -> None:
         raise RendezvousConnectionError("n1 gave up")

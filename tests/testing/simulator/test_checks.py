@@ -39,7 +39,7 @@ def test_a_loss_must_come_after_a_lease_of_silence() -> None:
 
     def happens(at: float, *events: object) -> None:
         nonlocal state
-        world.clockwork.run_until(at)
+        world.clock.run_until(at)
         step = advance(state, *events)  # type: ignore[arg-type] # events of the core
         before, state = state, step.state
         checker.stored(before, step)

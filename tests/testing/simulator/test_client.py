@@ -10,7 +10,7 @@ from rallypoint.testing.simulator.virtual_clock import Process
 
 
 def a_client(world: HostedWorld, views: list[View] | None = None) -> NodeClient:
-    process = Process(world.clockwork, "n9", 0.0)
+    process = Process(world.clock, "n9", 0.0)
 
     def changed(view: View) -> None:
         if views is not None and (not views or views[-1] != view):
@@ -24,15 +24,15 @@ def test_it_connects_sends_heartbeats_and_reconnects() -> None:
     world.server.start()
     client = a_client(world, views)
     client.connect()
-    world.clockwork.run_until(10.0)
+    world.clock.run_until(10.0)
     assert client.ready
     assert client.heard_at > 8.0, "heartbeats are answered"
     world.network.cut(client.process, "both")
-    world.clockwork.run_until(12.0)
+    world.clock.run_until(12.0)
     assert client.ready
     assert [view.connected for view in views] == [True, False, True]
     client.stop()
-    world.clockwork.run_until(20.0)
+    world.clock.run_until(20.0)
     assert not client.ready
 
 
@@ -41,10 +41,10 @@ def test_a_silent_server_counts_as_gone() -> None:
     world.server.start()
     client = a_client(world, views)
     client.connect()
-    world.clockwork.run_until(1.0)
+    world.clock.run_until(1.0)
     assert world.server.process is not None
     world.network.block(world.server.process.name, "n9")
-    world.clockwork.run_until(8.0)
+    world.clock.run_until(8.0)
     assert [view.connected for view in views] == [True, False]
 
 
@@ -54,13 +54,13 @@ def test_a_request_is_sent_again_until_it_is_answered_or_given_up() -> None:
     client = a_client(world)
     client.call(client.session.ask(Close("me", "enough")), 30.0, answers.append)
     client.connect()  # nobody listens yet
-    world.clockwork.run_until(2.0)
+    world.clock.run_until(2.0)
     with world.watched():
         world.server.start()
-        world.clockwork.run_until(10.0)
+        world.clock.run_until(10.0)
         assert answers == [True]
         world.server.kill(100.0, power=False, lost=False)
         client.call(client.session.ask(Close("me", "again")), 5.0, answers.append)
-        world.clockwork.run_until(20.0)
+        world.clock.run_until(20.0)
     assert answers == [True, False]
     assert client.session.greetings() == []

@@ -6,13 +6,13 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import JournalFullError, JournalLostError
 from rallypoint.testing.journal_suite import JournalSuite
 from rallypoint.testing.simulator.disk import LEASE_SECONDS, Disk, SimulatedJournal
-from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
+from rallypoint.testing.simulator.virtual_clock import Process, VirtualClock
 
 NOW = Deadline(0.0)
 
 
-def process(clockwork: Clockwork | None = None) -> Process:
-    return Process(clockwork or Clockwork(1), "server", 100.0)
+def process(clock: VirtualClock | None = None) -> Process:
+    return Process(clock or VirtualClock(1), "server", 100.0)
 
 
 class TestSimulatedJournal(JournalSuite):
@@ -20,14 +20,14 @@ class TestSimulatedJournal(JournalSuite):
 
     @pytest.fixture(autouse=True)
     def disk(self) -> None:
-        self.place, self.clockwork = Disk(), Clockwork(1)
+        self.place, self.clock = Disk(), VirtualClock(1)
 
     def journal(self) -> SimulatedJournal:
-        return SimulatedJournal(self.place, process(self.clockwork))
+        return SimulatedJournal(self.place, process(self.clock))
 
     def oust(self, journal: object) -> None:
         self.place.epoch += 1
-        self.clockwork.run_until(self.clockwork.now + 2 * LEASE_SECONDS)
+        self.clock.run_until(self.clock.now + 2 * LEASE_SECONDS)
 
 
 def test_a_disk_loses_what_was_not_synced() -> None:
@@ -54,18 +54,18 @@ def test_a_full_disk_takes_nothing() -> None:
 
 
 def test_a_journal_knows_how_long_it_leads_and_hears_when_it_does_not() -> None:
-    clockwork, disk, heard = Clockwork(1), Disk(), list[JournalLostError]()
-    first, other = process(clockwork), process(clockwork)
+    clock, disk, heard = VirtualClock(1), Disk(), list[JournalLostError]()
+    first, other = process(clock), process(clock)
     journal = SimulatedJournal(disk, first)
     journal.on_lost = heard.append
     journal.open(NOW)
-    clockwork.run_until(10.0)
+    clock.run_until(10.0)
     assert journal.may_answer()
     first.pause()
-    clockwork.run_until(10.0 + LEASE_SECONDS)
+    clock.run_until(10.0 + LEASE_SECONDS)
     assert not journal.may_answer()
     SimulatedJournal(disk, other).open(NOW)
     assert not heard
-    first.go_on()
-    clockwork.run_until(11.0 + LEASE_SECONDS)
+    first.resume()
+    clock.run_until(11.0 + LEASE_SECONDS)
     assert len(heard) == 1

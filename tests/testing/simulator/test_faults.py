@@ -22,8 +22,8 @@ def test_blocks_outlive_the_server_that_they_were_made_for() -> None:
     world = a_world(Fault(Kind.PART_UP, 2.0, 1, 6.0), Fault(Kind.SERVER_KILL, 3.0, seconds=1.0))
     seen: list[bool] = []
     look = lambda: seen.append(world.network.is_blocked("n1", "server2"))  # noqa: E731
-    world.clockwork.add(world.clockwork.world, 5.0, False, look)
-    world.clockwork.add(world.clockwork.world, 9.0, False, look)
+    world.clock.add(world.clock.world, 5.0, False, look)
+    world.clock.add(world.clock.world, 9.0, False, look)
     world.run()
     assert seen == [True, False]
 
@@ -35,7 +35,7 @@ def test_at_every_step_of_a_life(kind: Kind, shared: bool) -> None:
     went_on = Fault(Kind.KILL, 3.0, node=2)
     whole = a_world(went_on, shared=shared)
     whole.run()
-    for step in range(1, whole.clockwork.steps):
+    for step in range(1, whole.clock.steps):
         fault = Fault(kind, step, seconds=6.0, back=step % 2 == 0)
         again = attempt(a_world(went_on, fault, shared=shared).plan)
         assert again is None, story(again)

@@ -1,7 +1,7 @@
 from typing import Any
 
 from rallypoint.testing.simulator.network import End, Network
-from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
+from rallypoint.testing.simulator.virtual_clock import Process, VirtualClock
 
 
 class Peer:
@@ -26,9 +26,9 @@ class Pair:
     """A client and a server, connected."""
 
     def __init__(self) -> None:
-        self.clockwork = Clockwork(3)
-        self.network = Network(self.clockwork, (0.001, 0.01))
-        self.client, self.server = Process(self.clockwork, "c", 0), Process(self.clockwork, "s", 0)
+        self.clock = VirtualClock(3)
+        self.network = Network(self.clock, (0.001, 0.01))
+        self.client, self.server = Process(self.clock, "c", 0), Process(self.clock, "s", 0)
         self.mine, self.theirs = Peer(), Peer()
         self.server.factory = lambda: self.theirs
         self.opened: list[End | None] = []
@@ -40,7 +40,7 @@ class Pair:
         return self
 
     def run(self, seconds: float) -> None:
-        self.clockwork.run_until(self.clockwork.now + seconds)
+        self.clock.run_until(self.clock.now + seconds)
 
 
 def test_bytes_come_in_order() -> None:

@@ -24,15 +24,15 @@ def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
 def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
     world = a_hosted_world(Fault(Kind.SERVER_TWIN, 3.0, seconds=5.0))
     world.start()
-    world.clockwork.run_until(2.0)
+    world.clock.run_until(2.0)
     old = world.server.process
     assert old is not None
     with world.watched():
-        world.clockwork.run_until(9.0)
+        world.clock.run_until(9.0)
     new = world.server.process
     assert (old.alive, old.paused, new is old, world.server.starts) == (True, True, False, 2)
     with world.watched():
-        world.clockwork.run_until(12.0)
+        world.clock.run_until(12.0)
     assert not old.alive
     assert world.server.process is new
     assert round_of(world) == (1, 3)
@@ -42,9 +42,9 @@ def test_without_room_everything_waits() -> None:
     world = a_hosted_world(Fault(Kind.SERVER_FULL, 0.0, seconds=4.0))
     with world.watched():
         world.start()
-        world.clockwork.run_until(3.9)
+        world.clock.run_until(3.9)
         assert not world.truth.rounds
-        world.clockwork.run_until(8.0)
+        world.clock.run_until(8.0)
     assert round_of(world)[1] == 3
 
 
@@ -59,7 +59,7 @@ def test_a_disk_that_is_lost_is_another_life() -> None:
     world.server.kill(1.0, power=False, lost=True)
     world.server.kill(1.0, power=False, lost=True)
     assert state_of(world) is None
-    world.clockwork.run_until(2.0)
+    world.clock.run_until(2.0)
     assert (world.server.starts, world.server.life) == (2, 1)
 
 
@@ -69,7 +69,7 @@ def test_who_starts_first_is_the_server() -> None:
     world.server.replace(1.0)
     world.server.kill(1.0, power=False, lost=False)
     world.server.replace(1.0)
-    world.clockwork.run_until(10.0)
+    world.clock.run_until(10.0)
     assert world.server.starts == 2
 
 

@@ -66,14 +66,14 @@ def test_a_node_that_was_stopped_in_a_call_makes_its_next_one_after_it(
     world = a_world(shared=True)
     with world.watched():
         world.start()
-        world.clockwork.run_until(3.0)
-        agent, clockwork = world.agents[1], world.clockwork
+        world.clock.run_until(3.0)
+        agent, clock = world.agents[1], world.clock
         assert isinstance(agent, ServerlessNode)
-        clockwork.add(clockwork.world, 0.0, False, agent.process.pause)
-        clockwork.add(clockwork.world, 1.005, False, agent.process.go_on)  # early in a slice
+        clock.add(clock.world, 0.0, False, agent.process.pause)
+        clock.add(clock.world, 1.005, False, agent.process.resume)  # early in a slice
         agent.process.call_soon(agent.worker_ends, agent.working, 1)
         agent.tick()
-        clockwork.run_until(20.0)
+        clock.run_until(20.0)
     assert round_of(world) == (2, 3)
 
 

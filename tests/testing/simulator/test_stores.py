@@ -46,7 +46,7 @@ def test_seen_holds_what_is_still_open() -> None:
     world.server.start()
     client = StoreClient(world, world.server, 7)
     client.begin()
-    world.clockwork.run_until(0.5)
+    world.clock.run_until(0.5)
     client._open[99], client._sent_to[99] = (p.Add("counter", 1), 0.1), 1
     assert [call.request for _, call in client.seen()][-1] == p.Add("counter", 1)
     assert client.waits

@@ -74,12 +74,12 @@ class NodeBackend(RendezvousBackend):
         return None if data is None else (data, version, done)
 
     def _reach(self) -> None:
-        self.wait(self._cell.simulation.clockwork.random.random() * ACCESS_SECONDS)
+        self.wait(self._cell.simulation.clock.random.random() * ACCESS_SECONDS)
         if self._is_cut("up"):
             raise RendezvousConnectionError("the store is out of reach")
 
     def _answer(self) -> None:
-        self.wait(self._cell.simulation.clockwork.random.random() * ACCESS_SECONDS)
+        self.wait(self._cell.simulation.clock.random.random() * ACCESS_SECONDS)
         if self._is_cut("down"):
             raise RendezvousConnectionError("the store did not answer")
 
@@ -100,11 +100,11 @@ class NodeBackend(RendezvousBackend):
     def _others_for(self, seconds: float) -> None:
         """Let others run; hold this node's callbacks, even if its own pause ends."""
         self._process.pause()
-        self._others_until(self._cell.simulation.clockwork.now + seconds)
-        self._process.go_on()
+        self._others_until(self._cell.simulation.clock.now + seconds)
+        self._process.resume()
 
     def _others_until(self, end: float) -> None:
         try:
-            self._cell.simulation.clockwork.run_until(end)
+            self._cell.simulation.clock.run_until(end)
         except RallypointError as error:  # of another node: not an answer to this one
             raise Violation(type(error).__name__, f"unhandled: {error!r}") from error

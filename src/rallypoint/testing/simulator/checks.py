@@ -227,7 +227,7 @@ class HostedChecker(Checker):
         if server.host is None or server.process is None or settings is None:
             return
         leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up
-        now, paused = self.simulation.clockwork.now, server.process.paused_seconds()
+        now, paused = self.simulation.clock.now, server.process.paused_seconds()
         if lost.cause is Cause.LEASE:
             heard = self.truth.heard(lost.node, now)
             silent = now - heard[0] - (paused - heard[1]) if heard else now
@@ -259,7 +259,7 @@ class HostedChecker(Checker):
         began = self.truth.timers.get((self.server.starts, timer))
         if began is None or process is None:
             return
-        ran = self.simulation.clockwork.now - began[0] - (process.paused_seconds() - began[1])
+        ran = self.simulation.clock.now - began[0] - (process.paused_seconds() - began[1])
         wanted = timer_seconds(state, timer)
         server = self.server
         leeway = ROUNDING_SECONDS + HELD_UP_SECONDS * server.held_up + server.jumped_seconds
@@ -298,7 +298,7 @@ class HostedChecker(Checker):
         for timer in running:
             key = (self.server.starts, timer)
             if process is not None and key not in self.truth.timers:
-                self.truth.timers[key] = (self.simulation.clockwork.now, process.paused_seconds())
+                self.truth.timers[key] = (self.simulation.clock.now, process.paused_seconds())
 
 
 class ServerlessChecker(Checker):
@@ -333,11 +333,11 @@ class ServerlessChecker(Checker):
         for place in PLACES:
             for node, member in getattr(after, place).items():
                 if self._signs.get(node, (-1, 0.0))[0] != member.beats:
-                    self._signs[node] = (member.beats, self.simulation.clockwork.now)
+                    self._signs[node] = (member.beats, self.simulation.clock.now)
         self.simulation.note("store", describe(after))
 
     def _losses(self, before: RunState, after: RunState) -> None:
-        settings, now = after.settings, self.simulation.clockwork.now
+        settings, now = after.settings, self.simulation.clock.now
         for node, why in after.fenced.items():
             if node in before.fenced or Cause.LEASE.value not in why or settings is None:
                 continue

@@ -80,7 +80,7 @@ class Client(ABC):
             return
         self._drop()
         self._attempts += 1  # the result of that attempt does not count
-        jitter = 0.5 + self.simulation.clockwork.random.random()
+        jitter = 0.5 + self.simulation.clock.random.random()
         self.process.call_later(self.retry_seconds(jitter), self.connect)
 
     def _drop(self) -> None:

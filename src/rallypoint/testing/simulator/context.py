@@ -11,7 +11,7 @@ from rallypoint.core.events import Timer
 from rallypoint.core.state import NodeId, Round
 from rallypoint.testing.simulator.network import Network
 from rallypoint.testing.simulator.plan import Plan
-from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
+from rallypoint.testing.simulator.virtual_clock import Process, VirtualClock
 
 LINES_KEPT = 4000
 
@@ -102,15 +102,15 @@ class Simulation:
         self.plan = plan
         self.run_id = "simulated"
         self.lines: list[str] | None = [] if trace else None
-        self.clockwork = Clockwork(plan.seed)
-        self.network = Network(self.clockwork, plan.latency)
+        self.clock = VirtualClock(plan.seed)
+        self.network = Network(self.clock, plan.latency)
         self.truth = Truth()
         self._ports = 20_000
 
     def note(self, who: str, text: str) -> None:
         """Write a line of the transcript."""
         if self.lines is not None and len(self.lines) < LINES_KEPT:
-            self.lines.append(f"{self.clockwork.now:9.3f}  {who:<9}  {text}")
+            self.lines.append(f"{self.clock.now:9.3f}  {who:<9}  {text}")
 
     def next_port(self) -> int:
         """Return a port that no node has proposed yet."""

@@ -146,9 +146,9 @@ class SimulatedWriter:
 
     def _delayed(self, call: Callable[..., None], *args: object) -> None:
         least, most = self._simulation.plan.disk_seconds
-        clockwork = self._simulation.clockwork
-        seconds = least + (most - least) * clockwork.random.random()
-        clockwork.add(self._process, seconds, False, call, *args)
+        clock = self._simulation.clock
+        seconds = least + (most - least) * clock.random.random()
+        clock.add(self._process, seconds, False, call, *args)
 
     def _write(self, changes: Changes, durable: Call, done: Done) -> None:
         try:

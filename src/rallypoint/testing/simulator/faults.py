@@ -42,7 +42,7 @@ class Faults:
     def __init__(self, simulation: Simulation, targets: Targets) -> None:
         self._simulation = simulation
         self._targets = targets
-        self._clockwork = simulation.clockwork
+        self._clock = simulation.clock
         self._steps: dict[int, Fault] = {}
         self._blocks: list[tuple[str, str]] = []  # node, "up" or "down"
         self._server_slowness = 1.0
@@ -72,15 +72,15 @@ class Faults:
                 self._later(fault.at, partial(self._happens, fault))
                 self.end = max(self.end, fault.at + fault.seconds + 0.1)
         if self._steps:
-            self._clockwork.on_step = self._step
+            self._clock.on_step = self._step
 
     def stop(self) -> None:
         """Inject no more faults."""
         self.stopped = True
-        self._clockwork.on_step = None
+        self._clock.on_step = None
 
     def _later(self, seconds: float, call: Callable[[], object]) -> None:
-        self._clockwork.add(self._clockwork.world, seconds, False, call)
+        self._clock.add(self._clock.world, seconds, False, call)
 
     def _happens(self, fault: Fault) -> None:
         self._simulation.note("FAULT", fault.line())
@@ -115,9 +115,9 @@ class Faults:
         else:
             agent.process.kill()
         for other in self._targets.agents if seat is not None else ():
-            crashes = self._clockwork.random.random() < CRASH_CHANCE
+            crashes = self._clock.random.random() < CRASH_CHANCE
             if other.working is not None and other.process.alive and crashes:
-                delay = self._clockwork.random.random() * CRASH_SECONDS
+                delay = self._clock.random.random() * CRASH_SECONDS
                 other.process.call_later(delay, other.worker_ends, other.working, 1)
 
     def _come_back(self, host: int) -> None:
@@ -131,7 +131,7 @@ class Faults:
     def _pause(self, fault: Fault) -> None:
         process = self.process(fault)
         process.pause()
-        self._later(fault.seconds, process.go_on)
+        self._later(fault.seconds, process.resume)
 
     def _slow(self, fault: Fault) -> None:
         process = self.process(fault)
@@ -154,7 +154,7 @@ class Faults:
             self._later(fault.seconds, partial(self._come_back, agent.host))
 
     def _step(self, process: Process) -> None:
-        fault = self._steps.pop(self._clockwork.steps, None)
+        fault = self._steps.pop(self._clock.steps, None)
         if fault is None or self.stopped:
             return
         self._simulation.note("FAULT", f"{fault.line()}: {process.name}")
@@ -169,8 +169,8 @@ class Faults:
             if process is self._targets.server.process:
                 self._targets.server.held_up += 1
             process.pause()
-            self._later(fault.seconds, process.go_on)
-        self.end = max(self.end, self._clockwork.now + fault.seconds + 0.1)
+            self._later(fault.seconds, process.resume)
+        self.end = max(self.end, self._clock.now + fault.seconds + 0.1)
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Faults:
         if process is not None:
             self._targets.server.held_up += 1
             process.pause()
-            self._later(fault.seconds, process.go_on)
+            self._later(fault.seconds, process.resume)
 
     def _server_slow(self, fault: Fault) -> None:
         process = self._targets.server.process

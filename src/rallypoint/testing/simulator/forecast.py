@@ -82,7 +82,7 @@ class Watching(HostedChecker):
             if isinstance(event, Lost):
                 died = self.died.pop(event.node, None)
                 if died is not None:
-                    self.forecast.detect.append(self.simulation.clockwork.now - died)
+                    self.forecast.detect.append(self.simulation.clock.now - died)
                 elif any(a.node_id == event.node and a.process.alive for a in self.agents):
                     self.forecast.false_losses += 1
         return super().advance(state, *events)
@@ -122,9 +122,9 @@ class Job:
         with quiet(), world.watched():
             world.start()
             for at, what, host in self._events():
-                self._go_on(at)
+                self._run_until(at)
                 self._happens(what, host)
-            self._go_on(self._weather.hours * 3600)
+            self._run_until(self._weather.hours * 3600)
         self._end_pause()
         self.forecast.rounds = len(world.truth.rounds)
         self.forecast.missing /= max(1e-9, self._calendar)
@@ -152,26 +152,26 @@ class Job:
             power = self._random.random() < self._weather.silent
             forecast.failures += 1
             forecast.silent += power
-            self._checker.died[agent.node_id] = world.clockwork.now
+            self._checker.died[agent.node_id] = world.clock.now
             world.faults.kill_agent(agent, power)
         elif what == STALLS and agent.process.alive:
             forecast.stalls += 1
             agent.process.pause()
             long = self._random.expovariate(1 / self._weather.stall_seconds)
-            clockwork = world.clockwork
-            clockwork.add(clockwork.world, long, False, agent.process.go_on)
+            clock = world.clock
+            clock.add(clock.world, long, False, agent.process.resume)
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _go_on(self, until: float) -> None:
-        clockwork = self.world.clockwork
+    def _run_until(self, until: float) -> None:
+        clock = self.world.clock
         while self._calendar < until:
             still = any(agent.process.paused for agent in self.world.agents)
             if not still and not self.world.unsettled(final=True):
                 self._pass(until - self._calendar)  # nothing but heartbeats: skipped
                 return
             step = min(LOOK_SECONDS, until - self._calendar)
-            clockwork.run_until(clockwork.now + step)
+            clock.run_until(clock.now + step)
             self._pass(step)
 
     def _pass(self, seconds: float) -> None:

@@ -190,14 +190,14 @@ class HostedWorld(World):
         """Bytes have arrived somewhere; those of a node's session are a heartbeat of it."""
         node, server = getattr(end.owner, "node", None), self.server.process
         if node is not None and server is not None and end.process is server:
-            self.truth.hear(node, self.clockwork.now, server.paused_seconds())
+            self.truth.hear(node, self.clock.now, server.paused_seconds())
 
     def state(self) -> RunState | None:
         return self.server.state
 
     def order(self, event: Order) -> None:
         self.truth.orders.add(what_of(event))
-        process = Process(self.clockwork, f"user{len(self.truth.orders)}", 0.0)
+        process = Process(self.clock, f"user{len(self.truth.orders)}", 0.0)
         user = NodeClient(self, self.server, process, lambda _view: None, self._seated)
         user.connect()
         user.call(user.session.ask(event), ORDER_SECONDS, lambda _done: user.stop())

@@ -8,7 +8,7 @@ can be cut so that both ends notice, or only one; the other end notices when it 
 from collections.abc import Callable
 from typing import Protocol
 
-from rallypoint.testing.simulator.virtual_clock import Clockwork, Process
+from rallypoint.testing.simulator.virtual_clock import Process, VirtualClock
 
 REACH_SECONDS = 5.0  # until an unanswered attempt to connect fails
 RETRY_SECONDS = 2.0  # TCP's retransmission timer, once the path is open again
@@ -99,12 +99,12 @@ class Network:
     """All connections, and which directions between processes are blocked.
 
     Args:
-        clockwork: the world's time.
+        clock: the world's time.
         latency: least and most seconds of one message.
     """
 
-    def __init__(self, clockwork: Clockwork, latency: tuple[float, float]) -> None:
-        self._clockwork = clockwork
+    def __init__(self, clock: VirtualClock, latency: tuple[float, float]) -> None:
+        self._clock = clock
         self.latency = latency
         self.ends: list[End] = []
         self.messages = 0
@@ -124,15 +124,15 @@ class Network:
         """Connect; call `opened` with the client's end, or with None on failure."""
         delay = self._delay(client)
         if server is None or not server.alive:
-            self._clockwork.add(client, delay, False, opened, None)  # refused
+            self._clock.add(client, delay, False, opened, None)  # refused
             return
         both = self.is_blocked(client.name, server.name) or self.is_blocked(
             server.name, client.name
         )
         if both:
-            self._clockwork.add(client, REACH_SECONDS, False, opened, None)
+            self._clock.add(client, REACH_SECONDS, False, opened, None)
             return
-        self._clockwork.add(client, delay, False, self._open, client, server, owner, opened)
+        self._clock.add(client, delay, False, self._open, client, server, owner, opened)
 
     def _open(
         self,
@@ -150,7 +150,7 @@ class Network:
         here.peer, there.peer = there, here
         here.owner = owner
         self.ends += [here, there]
-        self._clockwork.add(server, 0.0, False, self._accept, there)
+        self._clock.add(server, 0.0, False, self._accept, there)
         opened(here)
 
     def _accept(self, end: End) -> None:
@@ -173,12 +173,12 @@ class Network:
         if not end.peer.process.alive:
             if data and self.kernel_lives(end.peer.process):  # which answers with a reset
                 delay = self._delay(end.process)
-                self._clockwork.add(end.process, delay, False, end.break_off)
+                self._clock.add(end.process, delay, False, end.break_off)
             return
-        arrival = max(end.last_arrival, self._clockwork.now + self._delay(end.process))
+        arrival = max(end.last_arrival, self._clock.now + self._delay(end.process))
         end.last_arrival = arrival
-        delay = arrival - self._clockwork.now
-        self._clockwork.add(end.peer.process, delay, False, self._arrive, end, order, data)
+        delay = arrival - self._clock.now
+        self._clock.add(end.peer.process, delay, False, self._arrive, end, order, data)
 
     def _arrive(self, sender: End, order: int, data: bytes) -> None:
         if self.is_blocked(sender.process.name, sender.peer.process.name):
@@ -187,17 +187,13 @@ class Network:
         end = sender.peer
         if end.closed:  # the kernel answers with a reset
             if data and not sender.closed:
-                self._clockwork.add(
-                    sender.process, self._delay(end.process), False, sender.break_off
-                )
+                self._clock.add(sender.process, self._delay(end.process), False, sender.break_off)
             return
         if data == _EOF:
             end.break_off()
         elif end.owner is not None:
             half = len(data) // 2
-            if (
-                half and self._clockwork.random.random() < 0.03
-            ):  # a stream has no message boundaries
+            if half and self._clock.random.random() < 0.03:  # a stream has no message boundaries
                 end.owner.data_received(data[:half])
                 data = data[half:]
             end.owner.data_received(data)
@@ -206,7 +202,7 @@ class Network:
 
     def _delay(self, process: Process) -> float:
         least, most = self.latency
-        return (least + (most - least) * self._clockwork.random.random()) * process.slowness
+        return (least + (most - least) * self._clock.random.random()) * process.slowness
 
     # -- faults -----------------------------------------------------------------------------
 
@@ -227,8 +223,8 @@ class Network:
         self._blocked.pop((source, target), None)
         for end in self.ends:
             if (end.process.name, end.peer.process.name) == (source, target) and end.waiting:
-                pause = self._clockwork.random.random() * RETRY_SECONDS
-                self._clockwork.add(self._clockwork.world, pause, False, self._release, end)
+                pause = self._clock.random.random() * RETRY_SECONDS
+                self._clock.add(self._clock.world, pause, False, self._release, end)
 
     def _release(self, end: End) -> None:
         if not self.is_blocked(end.process.name, end.peer.process.name):

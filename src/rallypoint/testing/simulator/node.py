@@ -7,6 +7,7 @@ coordinator.
 
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 
 from rallypoint.agent.policy import decisions, events
 from rallypoint.agent.policy.membership_change import Rules
@@ -19,6 +20,7 @@ from rallypoint.testing.simulator.virtual_clock import Handle, Process
 
 CLOSE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
+LONGEST_SAVE_SECONDS = 2.0
 OVERLOOKED_SECONDS = 2.0  # in which an agent must have acted on the end of its round
 
 
@@ -55,7 +57,7 @@ class Agent(ABC):
         self.world = world
         self.host = host
         self.name = f"n{host}" + "'" * number
-        self.process = Process(world.clockwork, self.name, world.clockwork.random.random() * 1e6)
+        self.process = Process(world.clock, self.name, world.clock.random.random() * 1e6)
         plan = world.plan
         self.state = decisions.AgentState(
             node=self.name,
@@ -147,9 +149,9 @@ class Agent(ABC):
         if decision.reason:
             self.world.note(self.name, decision.reason)
         self._actions.extend(decision.actions)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         while self._actions and not self._blocked:
             self._do(self._actions.popleft())
         if not self._blocked and self.exit is not None:
@@ -198,14 +200,14 @@ class Agent(ABC):
     def unblock(self, _done: bool = True) -> None:
         """It is over."""
         self._blocked = False
-        self._go_on()
+        self._continue()
         self._pump()
 
     # -- workers -----------------------------------------------------------------------------
 
     def _start_workers(self, seat: Assignment) -> None:
         self.working = seat
-        self._worked_from = self.world.clockwork.now
+        self._worked_from = self.world.clock.now
         self.world.starts(self, seat)
         if self.world.plan.work_seconds:
             self.process.call_later(max(0.01, self.work_left), self.worker_ends, seat, 0)
@@ -223,12 +225,12 @@ class Agent(ABC):
     def _stop_workers(self, grace: float) -> None:
         if self._stopping is not None:
             self._stopping.cancel()  # given again, it only shortens the grace
-        delay = self.world.clockwork.random.random() * grace
+        delay = self.world.clock.random.random() * grace
         self._stopping = self.process.call_later(delay, self._stopped)
 
     def _stopped(self) -> None:
         self._stopping = None
-        self.work_left -= self.world.clockwork.now - self._worked_from
+        self.work_left -= self.world.clock.now - self._worked_from
         self.working = None
         self.put(events.WorkersStopped())
 
@@ -261,3 +263,48 @@ class Agent(ABC):
     @abstractmethod
     def gone(self) -> None:
         """The process ends."""
+
+
+class Saves:
+    """The saves of a world's workers.
+
+    Some time after the first agent of a round has asked, all ranks have saved if all of them still
+    work, else none has. Agents that watch are notified.
+
+    Args:
+        simulation: where they work.
+        agents: the newest agent of each machine.
+    """
+
+    def __init__(self, simulation: Simulation, agents: list[Agent]) -> None:
+        self._simulation = simulation
+        self._agents = agents
+        self._under_way: set[tuple[int, int]] = set()
+        self._watchers: dict[tuple[int, int], list[Agent]] = {}
+
+    def ask(self, agent: Agent, ask: events.AskToSave) -> None:
+        """An agent asks its workers to save."""
+        key = (ask.incarnation, ask.round)
+        if ask.watch:
+            self._watchers.setdefault(key, []).append(agent)
+        if key not in self._under_way:
+            self._under_way.add(key)
+            clock = self._simulation.clock
+            delay = clock.random.random() * LONGEST_SAVE_SECONDS
+            clock.add(clock.world, delay, False, partial(self._save, key))
+
+    def _save(self, key: tuple[int, int]) -> None:
+        self._under_way.discard(key)
+        seats = [
+            agent.working
+            for agent in self._agents
+            if agent.process.alive and agent.working is not None
+        ]
+        at_work = [seat for seat in seats if (seat.incarnation, seat.round) == key]
+        if not at_work or len(at_work) < at_work[0].size:
+            return
+        self._simulation.truth.saved.add(key)
+        self._simulation.note("SAVED", f"all {len(at_work)} ranks of round {key[1]}")
+        for agent in self._watchers.pop(key, []):
+            if agent.process.alive:
+                agent.process.soon(agent.put, events.WorkersSaved(key[1], 1))

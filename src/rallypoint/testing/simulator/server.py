@@ -133,8 +133,8 @@ class SimulatedServer:
         self.starts += 1
         if self.process is not None:
             self._simulation.network.power_on(self.process)
-        offset = self._simulation.clockwork.random.random() * 1e6
-        process = Process(self._simulation.clockwork, f"server{self.starts}", offset)
+        offset = self._simulation.clock.random.random() * 1e6
+        process = Process(self._simulation.clock, f"server{self.starts}", offset)
         self._on_start(process.name)
         self.lives[process.name] = self.life
         self.process = process
@@ -196,18 +196,18 @@ class SimulatedServer:
             return
         process.pause()
         self._start_later(LEASE_SECONDS, process)
-        clockwork = self._simulation.clockwork
-        clockwork.add(clockwork.world, LEASE_SECONDS + seconds, False, process.go_on)
+        clock = self._simulation.clock
+        clock.add(clock.world, LEASE_SECONDS + seconds, False, process.resume)
 
     def fill_disk(self, seconds: float) -> None:
         """Fill its disk for a while."""
         self.disk.full = True
-        clockwork = self._simulation.clockwork
-        clockwork.add(clockwork.world, seconds, False, setattr, self.disk, "full", False)
+        clock = self._simulation.clock
+        clock.add(clock.world, seconds, False, setattr, self.disk, "full", False)
 
     def _start_later(self, seconds: float, after: Process) -> None:
-        clockwork = self._simulation.clockwork
-        clockwork.add(clockwork.world, seconds, False, self._start_after, after)
+        clock = self._simulation.clock
+        clock.add(clock.world, seconds, False, self._start_after, after)
 
     def _start_after(self, former: Process) -> None:
         if self.process is former:  # no other start came first

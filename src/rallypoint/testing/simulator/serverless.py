@@ -218,12 +218,12 @@ class StoreHost:
     """The store in the server's place: faults of the server become outages of the store."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._clockwork = simulation.clockwork
+        self._clock = simulation.clock
         self.life = 0
         self.starts = 1
         self.held_up = 0
         self.jumped_seconds = 0.0
-        self.process = Process(simulation.clockwork, "store", 0.0)
+        self.process = Process(simulation.clock, "store", 0.0)
 
     def start(self) -> None:
         """Do nothing: the store always runs."""
@@ -235,8 +235,8 @@ class StoreHost:
     def replace(self, seconds: float) -> None:
         """Make it unreachable for a while."""
         self.process.pause()
-        clockwork = self._clockwork
-        clockwork.add(clockwork.world, seconds, False, self.process.go_on)
+        clock = self._clock
+        clock.add(clock.world, seconds, False, self.process.resume)
 
     def fill_disk(self, seconds: float) -> None:
         """Make it unreachable for a while."""
@@ -278,7 +278,7 @@ class ServerlessWorld(World):
 
     def order(self, event: Order) -> None:
         self.truth.orders.add(what_of(event))
-        process = Process(self.clockwork, f"user{len(self.truth.orders)}", 0.0)
+        process = Process(self.clock, f"user{len(self.truth.orders)}", 0.0)
         user = SharedCoordinator(
             NodeBackend(self.cell, process), self.store, settings_of(self.plan),
             clock=process.time, threaded=False, pause=NodeBackend(self.cell, process).wait,

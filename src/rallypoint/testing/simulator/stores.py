@@ -38,7 +38,7 @@ class StoreClient(Client):
     """
 
     def __init__(self, simulation: Simulation, server: SimulatedServer, number: int) -> None:
-        clock = simulation.clockwork
+        clock = simulation.clock
         process = Process(clock, f"store{number}", clock.random.random() * 1e6)
         super().__init__(simulation, server, process, process.name.encode())
         self._pause = timing.FIRST_PAUSE_SECONDS
@@ -68,7 +68,7 @@ class StoreClient(Client):
         return bool(self._open)
 
     def _think(self) -> None:
-        pause = self.simulation.clockwork.random.random() * THINK_SECONDS
+        pause = self.simulation.clock.random.random() * THINK_SECONDS
         self.process.call_later(pause, self._call)
 
     def _call(self) -> None:
@@ -78,7 +78,7 @@ class StoreClient(Client):
             return
         self._last_id += 1
         number = self._last_id
-        self._open[number] = (self._request(number), self.simulation.clockwork.now)
+        self._open[number] = (self._request(number), self.simulation.clock.now)
         self.process.call_later(ANSWER_SECONDS, self._give_up, number)
         self._send(number)
 
@@ -87,7 +87,7 @@ class StoreClient(Client):
             self._end(number, self._sent_to.get(number, self._life), UNKNOWN)
 
     def _request(self, number: int) -> p.StoreRequest:
-        dice = self.simulation.clockwork.random
+        dice = self.simulation.clock.random
         tag = f"{self.name}-{number}".encode()
         makers: list[p.StoreRequest] = [
             p.Set("value", tag), p.Peek("value"), p.Get("value", WAIT_SECONDS),
@@ -142,7 +142,7 @@ class StoreClient(Client):
 
     def _end(self, number: int, life: int, result: Any) -> None:
         request, asked = self._open.pop(number)
-        answered = float("inf") if result is UNKNOWN else self.simulation.clockwork.now
+        answered = float("inf") if result is UNKNOWN else self.simulation.clock.now
         self.history.append((life, Call(self.name, request, asked, answered, result)))
         self._think()
 

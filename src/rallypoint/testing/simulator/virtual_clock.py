@@ -36,7 +36,7 @@ class Handle:
         return (self.at, self.order) < (other.at, other.order)
 
 
-class Clockwork:
+class VirtualClock:
     """The clock and scheduler of a simulated world.
 
     Args:
@@ -110,13 +110,13 @@ class Process:
     """One simulated process (an agent, or the server), and its event loop.
 
     Args:
-        clockwork: the world's time.
+        clock: the world's time.
         name: for people.
         offset: by how much its monotonic clock differs from the world's.
     """
 
-    def __init__(self, clockwork: Clockwork, name: str, offset: float) -> None:
-        self.clockwork = clockwork
+    def __init__(self, clock: VirtualClock, name: str, offset: float) -> None:
+        self.clock = clock
         self.name = name
         self.offset = offset
         self.alive = True
@@ -129,15 +129,15 @@ class Process:
 
     def time(self) -> float:
         """Return its monotonic clock, in seconds."""
-        return self.clockwork.now + self.offset
+        return self.clock.now + self.offset
 
     def call_later(self, delay: float, call: Callable[..., object], *args: Any) -> Handle:
         """Schedule a call after `delay` seconds of its clock."""
-        return self.clockwork.add(self, delay, True, call, *args)
+        return self.clock.add(self, delay, True, call, *args)
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> Handle:
         """Schedule a call as soon as the current one has returned."""
-        return self.clockwork.add(self, 0.0, True, call, *args)
+        return self.clock.add(self, 0.0, True, call, *args)
 
     def call_soon_threadsafe(self, call: Callable[..., object], *args: Any) -> Handle:
         """Run a call soon: the same as `call_soon`, as there is one thread."""
@@ -145,23 +145,23 @@ class Process:
 
     def soon(self, call: Callable[..., object], *args: Any) -> Handle:
         """Schedule a call after the delay of a thread's wake-up."""
-        moment = self.clockwork.random.random() * 0.002 * self.slowness
-        return self.clockwork.add(self, moment, False, call, *args)
+        moment = self.clock.random.random() * 0.002 * self.slowness
+        return self.clock.add(self, moment, False, call, *args)
 
     def pause(self) -> None:
         """Pause it, as SIGSTOP or a starved machine does."""
         self._pauses += 1
         if self._pauses == 1:
-            self._paused_at = self.clockwork.now
+            self._paused_at = self.clock.now
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue it; held callbacks run now, in order."""
         self._pauses -= 1
         if not self._pauses and self.alive:
-            self.rested += self.clockwork.now - self._paused_at
+            self.rested += self.clock.now - self._paused_at
             held, self.held = self.held, []
             for handle in held:
-                self.clockwork.push(handle)
+                self.clock.push(handle)
 
     @property
     def paused(self) -> bool:
@@ -170,12 +170,12 @@ class Process:
 
     def paused_seconds(self) -> float:
         """Return the seconds of all its pauses."""
-        return self.rested + (self.clockwork.now - self._paused_at if self.paused else 0.0)
+        return self.rested + (self.clock.now - self._paused_at if self.paused else 0.0)
 
     def jump(self, seconds: float) -> None:
         """Make its clock jump forward, as after a machine's sleep."""
         self.offset += seconds
-        self.clockwork.jumped(self, seconds)
+        self.clock.jumped(self, seconds)
 
     def kill(self) -> None:
         """Kill it; its kernel closes its connections (`on_death`)."""

@@ -18,9 +18,8 @@ from rallypoint.rendezvous.coordinator import Order
 from rallypoint.testing.simulator.checks import Checker
 from rallypoint.testing.simulator.context import ServerLives, Violation
 from rallypoint.testing.simulator.faults import Faults
-from rallypoint.testing.simulator.node import Agent, AgentWorld
+from rallypoint.testing.simulator.node import Agent, AgentWorld, Saves
 from rallypoint.testing.simulator.plan import Plan
-from rallypoint.testing.simulator.saving import Saves
 from rallypoint.testing.simulator.stores import StoreClient, check_histories
 
 LOOK_SECONDS = 1.0
@@ -112,29 +111,29 @@ class World(AgentWorld):
         """Run the plan; raise Violation if something is wrong."""
         with self.watched():
             self.start()
-            self.clockwork.run_until(self.faults.end)
+            self.clock.run_until(self.faults.end)
             self.faults.stop()
             for client in self.stores:
                 client.rest()
             self._settle()
         check_histories(self.stores)
-        seconds = self.clockwork.now
+        seconds = self.clock.now
         rounds = len(self.truth.rounds)
-        return Result(self.clockwork.steps, self.checker.steps, rounds, seconds)
+        return Result(self.clock.steps, self.checker.steps, rounds, seconds)
 
     def _settle(self) -> None:
-        end = self.clockwork.now + self.plan.bound_seconds
+        end = self.clock.now + self.plan.bound_seconds
         if self.plan.work_seconds:
             end += self.plan.work_seconds + self.plan.join_seconds
-        first = self.clockwork.now + SHORTEST_AFTER_SECONDS + self.plan.settings.lease_seconds
-        self.clockwork.run_until(min(first, end))
+        first = self.clock.now + SHORTEST_AFTER_SECONDS + self.plan.settings.lease_seconds
+        self.clock.run_until(min(first, end))
         while self.unsettled(final=False):
-            if self.clockwork.now >= end:
+            if self.clock.now >= end:
                 break
-            self.clockwork.run_until(min(end, self.clockwork.now + LOOK_SECONDS))
+            self.clock.run_until(min(end, self.clock.now + LOOK_SECONDS))
         why = self.unsettled(final=True)
         if why:
-            raise Violation("liveness", f"{self.clockwork.now:.1f} s: {why}")
+            raise Violation("liveness", f"{self.clock.now:.1f} s: {why}")
 
     @contextmanager
     def watched(self) -> Iterator[None]:
