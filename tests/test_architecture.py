@@ -50,7 +50,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 # These modules must say PURE in their docstring; every module that says so must be pure.
 PURE = [
     "agent/policy/*.py",
-    "agent/reporting/exit_codes.py",
     "agent/reporting/messages.py",
     "agent/reporting/records.py",
     "agent/workers/environment.py",

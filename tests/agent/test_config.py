@@ -1,16 +1,16 @@
 import signal
 
 from rallypoint.agent.config import AgentConfig, SignalPlan
-from rallypoint.agent.output.destinations import OutputPlan
+from rallypoint.agent.output import OutputPlan
 from rallypoint.agent.workers.environment import WorkerContext
 
 
-def test_by_default_nothing_special_is_done() -> None:
+def test_optional_features_are_off_by_default() -> None:
     config = AgentConfig(("true",), WorkerContext("run", 1), OutputPlan(), "node", {})
     assert config.signals == SignalPlan()
     assert (config.health_check, config.hang_seconds, config.health) == ("", 0.0, None)
 
 
-def test_signals_are_given_by_name() -> None:
+def test_signal_names_are_those_of_the_signal_module() -> None:
     plan = SignalPlan(("SIGUSR1",), "SIGUSR2")
-    assert signal.Signals[plan.passed_on[0]] is signal.SIGUSR1
+    assert signal.Signals[plan.forwarded[0]] is signal.SIGUSR1

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
-from rallypoint.agent.health_server import STUCK_SECONDS, Health, HealthEndpoint
+from rallypoint.agent.health_server import STUCK_SECONDS, Health, HealthServer
 from rallypoint.agent.policy.decisions import AgentState, Joining, Stopping, Working
 from rallypoint.agent.policy.events import Join
 from rallypoint.core.events import Assignment
@@ -25,11 +25,11 @@ def status(health: Health, path: str) -> int:
 
 
 @pytest.mark.parametrize("phase", [Joining(), Working(SEAT), Stopping(Join("x"))])
-def test_every_wait_is_live_however_long(phase: Joining | Working | Stopping) -> None:
+def test_waiting_agent_is_live(phase: Joining | Working | Stopping) -> None:
     clock = ManualClock()
     health = Health(clock)
     health.show(state(phase))
-    health.rests()
+    health.idle()
     clock.advance(1e6)
     assert status(health, "/live") == 200
     assert status(health, "/ready") == (200 if isinstance(phase, Working) else 503)
@@ -39,7 +39,7 @@ def test_every_wait_is_live_however_long(phase: Joining | Working | Stopping) ->
     assert body == told, "and nothing that names nodes or carries what programs wrote"
 
 
-def test_an_agent_that_is_stuck_in_an_action_is_not() -> None:
+def test_agent_stuck_in_an_action_is_not_live() -> None:
     clock = ManualClock()
     health = Health(clock)
     health.show(state(Working(SEAT)))
@@ -47,7 +47,7 @@ def test_an_agent_that_is_stuck_in_an_action_is_not() -> None:
     assert status(health, "/live") == 200
     clock.advance(1)
     assert status(health, "/live") == status(health, "/ready") == 503
-    health.rests()
+    health.idle()
     assert status(health, "/ready") == 200
 
 
@@ -67,22 +67,22 @@ def ask(host: str, port: int, path: str) -> tuple[int, dict[str, object]]:
 @pytest.mark.integration
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_over_http(host: str) -> None:
-    with HealthEndpoint((host, 0)) as health:
+    with HealthServer((host, 0)) as health:
         port = health.port
         assert port is not None
         status, body = ask(host, port, "/live?x=1")
         assert (status, body["phase"]) == (200, "starting")
         assert ask(host, port, "/ready")[0] == 503
         taken = re.escape(f"--health-port {join_endpoint(host, port)}: cannot listen on it: ")
-        with pytest.raises(ParameterError, match=taken), HealthEndpoint((host, port)):
+        with pytest.raises(ParameterError, match=taken), HealthServer((host, port)):
             pass
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
-def test_it_listens_on_what_was_asked_and_nothing_else(host: str) -> None:
+def test_listens_on_the_given_address_only(host: str) -> None:
     other = "127.0.0.2" if host == "127.0.0.1" else "127.0.0.1"
-    with HealthEndpoint((host, 0)) as health:
+    with HealthServer((host, 0)) as health:
         port = health.port
         assert port is not None
         assert ask("127.0.0.1" if other == "127.0.0.2" else "::1", port, "/live")[0] == 200
@@ -91,14 +91,14 @@ def test_it_listens_on_what_was_asked_and_nothing_else(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70])
-def test_an_address_that_is_not_here_is_named(host: str) -> None:
+def test_unusable_address_is_named(host: str) -> None:
     with (
         pytest.raises(ParameterError, match=f"--health-port {host}:80"),
-        HealthEndpoint((host, 80)),
+        HealthServer((host, 80)),
     ):
         pass
 
 
-def test_nobody_asked_for_it() -> None:
-    with HealthEndpoint(None) as nothing:
+def test_without_an_address_it_does_not_listen() -> None:
+    with HealthServer(None) as nothing:
         assert nothing.port is None

@@ -14,10 +14,10 @@ import pytest
 
 from rallypoint.agent.config import AgentConfig, SignalPlan
 from rallypoint.agent.join import progress
-from rallypoint.agent.join.handlers import AgentHandler, Round
+from rallypoint.agent.join.handlers import AgentHandler, SealedRound
 from rallypoint.agent.loop import Agent
-from rallypoint.agent.output.destinations import OutputPlan
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.output import OutputPlan
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.agent.workers.environment import WorkerContext
 from rallypoint.core.events import (
     Assignment,
@@ -38,20 +38,20 @@ from rallypoint.rendezvous.view import View
 from rallypoint.store.file import FileStore
 
 LIMIT_SECONDS = 20
-GATHER = Rules(gather_seconds=0.01)
+GATHER = MembershipRules(gather_seconds=0.01)
 FAILURE = Failure("node-b", 0, 0, 7, "", "noon", "boom", 1)
 CLOSED = RunClosed(1, 1, "node-b", "noon", "max_restarts=0 is used up", Verdict.BUDGET, (FAILURE,))
 
 
-def sealed(number: int) -> Round:
+def sealed(number: int) -> SealedRound:
     seat = Assignment(1, number, 0, 2, 0, 2, 0, 2, "10.0.0.1", 4711, 0, "all came")
-    return Round(seat, ("10.0.0.1", 4711))
+    return SealedRound(seat, ("10.0.0.1", 4711))
 
 
 class FakeHandler(AgentHandler):
     """Gives the rounds and errors it was made with, one a join; then joins wait for ever."""
 
-    def __init__(self, *answers: Round | BaseException) -> None:
+    def __init__(self, *answers: SealedRound | BaseException) -> None:
         self.answers = list(answers)
         self.log: list[str] = []
         self.told = View()
@@ -67,7 +67,7 @@ class FakeHandler(AgentHandler):
         self.told = msgspec.structs.replace(self.told, **changes)
         self.callback(self.told)
 
-    def next_round(self, why: str) -> Round:
+    def next_round(self, why: str) -> SealedRound:
         self.log.append(f"join: {why}" if why else "join")
         self.joined.put(len(self.log))
         if not self.answers:
@@ -118,7 +118,7 @@ def agent(
     script: str,
     workers: int = 1,
     grace: float = 5.0,
-    rules: Rules = GATHER,
+    rules: MembershipRules = GATHER,
     store_url: str = "tcp://h:1",
     **more: Any,
 ) -> Agent:
@@ -185,7 +185,7 @@ while True:
 
 
 @pytest.mark.cases("case-G4")
-def test_workers_are_asked_to_save_before_a_newcomer_is_let_in(
+def test_workers_save_before_a_newcomer_is_admitted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler, path = FakeHandler(sealed(1), sealed(2)), tmp_path / "store"
@@ -193,7 +193,7 @@ def test_workers_are_asked_to_save_before_a_newcomer_is_let_in(
         handler,
         SAVES_IN_ROUND_ONE,
         workers=2,
-        rules=Rules(Newcomers.CHECKPOINT),
+        rules=MembershipRules(Newcomers.CHECKPOINT),
         store_url=path.as_uri(),
         worker_store=lambda: FileStore(path),
     )
@@ -208,7 +208,7 @@ def test_workers_are_asked_to_save_before_a_newcomer_is_let_in(
     assert said.err == ""
 
 
-def test_a_finished_node_leaves_at_once_and_says_nothing_on_stderr(
+def test_finished_node_leaves_at_once_and_writes_nothing_to_stderr(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler(sealed(1))
@@ -218,7 +218,7 @@ def test_a_finished_node_leaves_at_once_and_says_nothing_on_stderr(
     assert capfd.readouterr().err == ""
 
 
-def test_a_failed_worker_is_told_at_once_and_a_round_later_all_is_well(
+def test_failed_worker_is_reported_and_the_next_round_succeeds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler(sealed(1), sealed(2))
@@ -231,7 +231,7 @@ def test_a_failed_worker_is_told_at_once_and_a_round_later_all_is_well(
     assert capfd.readouterr().err == "oh dear\n"
 
 
-def test_the_budget_is_used_up_and_the_first_failure_is_reported(
+def test_first_failure_is_reported_when_the_budget_is_used_up(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler(sealed(1))
@@ -244,7 +244,7 @@ def test_the_budget_is_used_up_and_the_first_failure_is_reported(
     assert "Traceback" not in err
 
 
-def test_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) -> None:
+def test_loss_of_another_node_leads_to_the_next_round(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1), sealed(2))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     pid = int(until(tmp_path / "r1"))
@@ -256,7 +256,7 @@ def test_another_node_is_lost_and_the_next_round_is_joined(tmp_path: Path) -> No
 
 
 @pytest.mark.cases("case-C5")
-def test_two_newcomers_cost_one_round(tmp_path: Path) -> None:
+def test_two_newcomers_make_one_new_round(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1), sealed(2))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     until(tmp_path / "r1")
@@ -266,9 +266,9 @@ def test_two_newcomers_cost_one_round(tmp_path: Path) -> None:
     assert handler.log[:2] == ["join", "join: 2 nodes wait"]
 
 
-def test_news_that_came_before_the_answer_of_the_join_is_not_lost(tmp_path: Path) -> None:
+def test_changes_during_the_join_are_not_lost(tmp_path: Path) -> None:
     class Early(FakeHandler):
-        def next_round(self, why: str) -> Round:
+        def next_round(self, why: str) -> SealedRound:
             answer = super().next_round(why)
             if answer.assignment.round == 1:
                 self.push(opened=RoundOpened(1, 2, "node-c was lost"))
@@ -279,7 +279,7 @@ def test_news_that_came_before_the_answer_of_the_join_is_not_lost(tmp_path: Path
     assert handler.log[:2] == ["join", "join: node-c was lost"]
 
 
-def test_l2_a_fenced_node_comes_as_a_newcomer(tmp_path: Path) -> None:
+def test_l2_fenced_node_rejoins_as_a_newcomer(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1), sealed(3))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     until(tmp_path / "r1")
@@ -296,7 +296,7 @@ def test_l2_a_fenced_node_comes_as_a_newcomer(tmp_path: Path) -> None:
         (RendezvousTimeoutError("1 of 2 joined"), 3, "rallypoint: 1 of 2 joined\n"),
     ],
 )
-def test_joins_that_end_without_a_round(
+def test_exit_after_a_join_without_a_round(
     error: Exception, code: int, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = FakeHandler(error)
@@ -306,7 +306,9 @@ def test_joins_that_end_without_a_round(
 
 
 @pytest.mark.cases("case-C9")
-def test_a_fault_of_the_agent_is_a_leave(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_node_leaves_when_a_background_thread_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     handler = FakeHandler(sealed(1))
     running = Running(agent(handler, sleeps_in_round_one(tmp_path / "r")))
     pid = int(until(tmp_path / "r1"))
@@ -318,7 +320,7 @@ def test_a_fault_of_the_agent_is_a_leave(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.cases("case-C9")
-def test_an_exception_in_the_loop_is_a_leave(capfd: pytest.CaptureFixture[str]) -> None:
+def test_node_leaves_when_the_loop_raises(capfd: pytest.CaptureFixture[str]) -> None:
     class Broken(FakeHandler):
         def finish(self) -> None:
             raise ValueError("a fault in our code")
@@ -329,24 +331,24 @@ def test_an_exception_in_the_loop_is_a_leave(capfd: pytest.CaptureFixture[str]) 
     assert "ValueError: a fault in our code" in capfd.readouterr().err
 
 
-def test_a_worker_that_cannot_start_ends_the_agent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_worker_that_cannot_start_ends_the_agent(capfd: pytest.CaptureFixture[str]) -> None:
     handler = FakeHandler(sealed(1))
     config = AgentConfig(("/nope/python",), WorkerContext("r", 2), OutputPlan(), "n", {})
     assert Agent(config, handler).run() == 1
     assert "cannot start '/nope/python'" in capfd.readouterr().err
 
 
-def test_work_that_is_done_is_done_even_if_nobody_can_be_told(
+def test_finished_work_exits_0_without_a_coordinator(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler(sealed(1))
     handler.finish_error = RendezvousConnectionError("refused")
     assert agent(handler, "").run() == 0
-    assert "work is done, but the coordinator could not be told" in capfd.readouterr().err
+    assert "the work is done, but the coordinator could not be notified" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("answers", [[sealed(1)], []], ids=["working", "joining"])
-def test_sigterm_leaves_at_once_and_exits_143(answers: list[Round], tmp_path: Path) -> None:
+def test_sigterm_leaves_at_once_and_exits_143(answers: list[SealedRound], tmp_path: Path) -> None:
     handler = FakeHandler(*answers)
 
     def ask() -> None:
@@ -363,7 +365,7 @@ def test_sigterm_leaves_at_once_and_exits_143(answers: list[Round], tmp_path: Pa
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_long_wait_is_told(
+def test_long_join_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "INTERVALS_SECONDS", (0.01, 60.0))
@@ -371,7 +373,7 @@ def test_a_long_wait_is_told(
     class Slow(FakeHandler):
         asked = threading.Event()
 
-        def next_round(self, why: str) -> Round:
+        def next_round(self, why: str) -> SealedRound:
             assert self.asked.wait(LIMIT_SECONDS)
             time.sleep(0.1)
             return super().next_round(why)
@@ -385,7 +387,7 @@ def test_a_long_wait_is_told(
     assert "rallypoint: 1 of 2 nodes have joined; join ends in 9 min 59 s\n" in out
 
 
-def test_the_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[str]) -> None:
     config = AgentConfig(
         argv=(sys.executable, "-c", "import os; print(os.environ['RALLYPOINT_TOKEN'])"),
         context=WorkerContext("run", 2, token="of the start"),
@@ -400,7 +402,7 @@ def test_the_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[
     assert "of the" not in out
 
 
-def test_a_file_that_cannot_be_had_is_a_usage_error_before_anything_is_asked(
+def test_unusable_events_file_is_a_usage_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = FakeHandler(sealed(1))
@@ -409,7 +411,7 @@ def test_a_file_that_cannot_be_had_is_a_usage_error_before_anything_is_asked(
     assert handler.log == ["unwatch", "leave: its agent ends"]
 
 
-def test_signals_mean_what_the_plan_says(tmp_path: Path) -> None:
+def test_signals_follow_the_signal_plan(tmp_path: Path) -> None:
     handler = FakeHandler(sealed(1))
     plan = SignalPlan(("SIGUSR1",), "SIGUSR2")
     heard = tmp_path / "heard"
@@ -452,7 +454,7 @@ class Cut(FakeHandler):
         time.sleep(LIMIT_SECONDS)
 
 
-def test_alone_a_failure_is_told_to_no_server_that_is_gone(
+def test_single_node_does_not_wait_for_a_server_that_is_gone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     handler = Cut(sealed(1), sealed(2))
@@ -463,5 +465,5 @@ def test_alone_a_failure_is_told_to_no_server_that_is_gone(
     assert "its worker failed: rank 0 (local 0) on node-a: exit code 7" in out
     assert "no answer yet" not in out
     assert "first failure: rank 0" in err
-    assert "the server could not be told" in err
+    assert "the server could not be notified" in err
     assert "join: its worker failed" not in str(handler.log)

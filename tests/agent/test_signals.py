@@ -1,5 +1,3 @@
-"""Signals as events: each one arrives, whatever the main thread is doing."""
-
 import os
 import queue
 import signal
@@ -11,17 +9,17 @@ LIMIT_SECONDS = 10.0
 WANTED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def test_every_signal_arrives_while_the_main_thread_waits() -> None:
+def test_signals_arrive_while_the_main_thread_waits() -> None:
     seen: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
     with signals_to(seen.put, WANTED):
-        for _ in range(200):  # one that comes just before the wait begins must end it too
+        for _ in range(200):  # also one just before the wait begins
             asker = threading.Thread(target=os.kill, args=[os.getpid(), signal.SIGTERM])
             asker.start()
             assert seen.get(timeout=LIMIT_SECONDS) is signal.SIGTERM
             asker.join()
 
 
-def test_handlers_and_the_wakeup_fd_are_put_back() -> None:
+def test_handlers_and_the_wakeup_fd_are_restored() -> None:
     before = [signal.getsignal(number) for number in WANTED]
     with signals_to(lambda _number: None, WANTED):
         assert signal.getsignal(signal.SIGTERM) not in before
@@ -29,7 +27,7 @@ def test_handlers_and_the_wakeup_fd_are_put_back() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_what_was_ignored_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         seen: list[signal.Signals] = []
@@ -41,7 +39,7 @@ def test_what_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, former)
 
 
-def test_outside_of_the_main_thread_nothing_is_touched() -> None:
+def test_no_effect_outside_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
     inside: list[object] = []
 

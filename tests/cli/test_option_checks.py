@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from rallypoint.agent.config import SignalPlan
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.cli import option_checks
 from rallypoint.core.state import Newcomers
 from rallypoint.errors import ParameterError
@@ -141,7 +141,7 @@ def test_where_they_cannot_be(given: str, text: str) -> None:
 
 
 def test_how_newcomers_are_let_in() -> None:
-    assert option_checks.rules(ADMISSION) == Rules(Newcomers.CHECKPOINT, 0.5, 20.0)
+    assert option_checks.rules(ADMISSION) == MembershipRules(Newcomers.CHECKPOINT, 0.5, 20.0)
     assert (
         option_checks.rules({**ADMISSION, "admit": "now", "backend": "static"}).admit
         is Newcomers.NOW

@@ -223,7 +223,7 @@ def test_how_a_node_looks_after_its_workers() -> None:
         log_dir=Path("logs"),
     )  # fmt: skip
     care, output = plan.care, plan.output
-    assert (care.signals.passed_on, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
+    assert (care.signals.forwarded, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
     assert (care.health_check, care.health_check_seconds, care.hang_seconds) == ("true", 60, 9)
     health = ("127.0.0.1", 8080)
     assert (care.events_file, care.health) == ("e.jsonl", health)

@@ -150,7 +150,7 @@ def test_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Sign
     workers = [psutil.Process(int(line.text.split()[-1])) for line in lines]
     began = time.monotonic()
     agent.send(number)
-    agent.expect(f"received {number.name}: stopping the workers, up to 30 s; again to end the gra")
+    agent.expect(f"received {number.name}: stopping the workers within 30 s; send it again")
     assert agent.wait() == 128 + number
     assert time.monotonic() - began < 5.0
     assert agent.err.text == ""

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.harness import Fleet, endpoint, free_port
 
 from rallypoint.agent.reporting import records
-from rallypoint.agent.reporting.report import CLEAR_LINE
+from rallypoint.agent.reporting.console import CLEAR_LINE
 
 pytestmark = pytest.mark.integration
 
@@ -89,7 +89,7 @@ def test_h1_unhealthy_node_takes_no_seat(fleet: Fleet) -> None:
     sick = fleet.agent(
         "sick", *options, "--health-check=echo no scratch disk; exit 5", "--join-timeout=4"
     )
-    sick.expect("failed with exit code 5: no scratch disk; this node takes no seat; looking again")
+    sick.expect("failed with exit code 5: no scratch disk; this node does not join; checking again")
     well = fleet.agent("well", *options, "--health-check=true")
     well.expect("work: round 1 rank 0 of 1")
     assert sick.wait() == 3
@@ -195,7 +195,7 @@ def test_agents_say_that_the_server_is_gone(fleet: Fleet) -> None:
     began = time.monotonic()
     assert agent.wait() == 0, agent.shown()
     assert time.monotonic() - began < 10.0
-    agent.expect("telling the coordinator that its work is done: no answer yet, up to 4 s")
+    agent.expect("notifying the coordinator that its work is done: no answer yet, up to 4 s")
     assert "work is done, but the coordinator" in agent.err.text
 
 
@@ -207,7 +207,7 @@ def test_preemption_signal_reaches_all_nodes(fleet: Fleet) -> None:
     for agent in agents:
         agent.expect("work: round 1")
     agents[0].send(signal.SIGUSR2)
-    agents[0].expect("this node will leave soon: received SIGUSR2; telling all nodes")
+    agents[0].expect("this node will leave soon: received SIGUSR2; notifying all nodes")
     status = fleet.rallypoint("status", "status", f"--endpoint={where}", "--run-id=preempt")
     assert status.wait() == 0, status.shown()
     assert "will leave: received SIGUSR2" in " ".join(status.out.text.split())

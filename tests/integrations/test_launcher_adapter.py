@@ -18,7 +18,7 @@ from rallypoint.errors import (
 from rallypoint.hosting import host as hosting
 from rallypoint.hosting.process import ServerProcess, start_process
 from rallypoint.integrations import launcher_adapter as guest_module
-from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
+from rallypoint.integrations.launcher_adapter import LauncherAdapter, core_parameters, errors_of
 from rallypoint.rendezvous import RendezvousParameters, get_rendezvous_handler
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
@@ -56,9 +56,9 @@ def theirs(server: EmbeddedServer, most: int = 1, **config: Any) -> SimpleNamesp
     )  # fmt: skip
 
 
-def new_guest(server: EmbeddedServer, most: int = 1, **config: Any) -> Guest:
+def new_guest(server: EmbeddedServer, most: int = 1, **config: Any) -> LauncherAdapter:
     params = theirs(server, most, is_host="0", **config)
-    return Guest(core_parameters(params, params.config), "a launcher", KEYS)
+    return LauncherAdapter(core_parameters(params, params.config), "a launcher", KEYS)
 
 
 def another(server: EmbeddedServer, most: int) -> Any:
@@ -70,9 +70,9 @@ def another(server: EmbeddedServer, most: int) -> Any:
     )  # fmt: skip
 
 
-def until_waiting(guest: Guest) -> None:
+def until_waiting(adapter: LauncherAdapter) -> None:
     end = time.monotonic() + 20
-    while guest.waiting() == 0:
+    while adapter.waiting() == 0:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -114,7 +114,7 @@ def test_is_host_must_be_of_this_machine(server: EmbeddedServer) -> None:
     params = theirs(server, is_host="true")
     params.endpoint = "192.0.2.1:29400"
     with pytest.raises(ParameterError, match=r"192\.0\.2\.1"):
-        Guest(core_parameters(params, params.config), "a launcher", KEYS)
+        LauncherAdapter(core_parameters(params, params.config), "a launcher", KEYS)
 
 
 def test_host_connects_to_its_own_server(
@@ -123,10 +123,10 @@ def test_host_connects_to_its_own_server(
     params = theirs(server)
     params.endpoint = "127.0.0.1:0"
     ours = core_parameters(params, params.config)
-    guest = Guest(ours, "a launcher", KEYS)
+    adapter = LauncherAdapter(ours, "a launcher", KEYS)
     assert [found.endpoint for found in spawned] == [ours.endpoint]
-    guest.join()
-    guest.shutdown()
+    adapter.join()
+    adapter.shutdown()
 
 
 @pytest.mark.parametrize("config", [{}, {"is_host": "true"}])
@@ -135,11 +135,11 @@ def test_adapter_hosts_once_the_port_becomes_free(
 ) -> None:
     """That of an earlier run still listens when all are made, and then ends."""
     params = theirs(server, **config)
-    guest = Guest(core_parameters(params, params.config), "a launcher", KEYS)
+    adapter = LauncherAdapter(core_parameters(params, params.config), "a launcher", KEYS)
     server.stop()
-    assert guest.join()[0].world_size == 1
+    assert adapter.join()[0].world_size == 1
     assert [found.endpoint for found in spawned] == [params.endpoint]
-    guest.shutdown()
+    adapter.shutdown()
 
 
 def test_only_the_first_join_of_an_adapter_retries(
@@ -153,34 +153,34 @@ def test_only_the_first_join_of_an_adapter_retries(
 
     monkeypatch.setattr(guest_module, "retry_hosting", begin)
     params = theirs(server)
-    guest = Guest(core_parameters(params, params.config), "a launcher", KEYS)
-    guest.join()
-    guest.join()
+    adapter = LauncherAdapter(core_parameters(params, params.config), "a launcher", KEYS)
+    adapter.join()
+    adapter.join()
     assert len(made) == 1
-    guest.shutdown()
+    adapter.shutdown()
 
 
 def test_a_newcomer_is_waiting(server: EmbeddedServer) -> None:
-    guest, other = new_guest(server, 2), another(server, 2)
-    assert guest.join()[0].world_size == 1
-    assert guest.waiting() == 0
+    adapter, other = new_guest(server, 2), another(server, 2)
+    assert adapter.join()[0].world_size == 1
+    assert adapter.waiting() == 0
     joining = threading.Thread(target=other.next_rendezvous, daemon=True)
     joining.start()
-    until_waiting(guest)
-    assert guest.join()[0].world_size == 2
+    until_waiting(adapter)
+    assert adapter.join()[0].world_size == 2
     joining.join(20)
     other.leave("it has had enough")
-    until_waiting(guest)  # a round that is over must be seen by who only polls this
-    guest.shutdown()
+    until_waiting(adapter)  # a round that is over must be seen by who only polls this
+    adapter.shutdown()
     other.shutdown()
 
 
 def test_agent_at_the_exit_barrier_is_done(server: EmbeddedServer) -> None:
-    guest = new_guest(server)
-    _info, agent_round = guest.join()
+    adapter = new_guest(server)
+    _info, agent_round = adapter.join()
     agent_round.add("exit/count", 1)
-    assert guest.shutdown()
-    assert guest.shutdown(), "again: nothing happens"
+    assert adapter.shutdown()
+    assert adapter.shutdown(), "again: nothing happens"
     assert "the only node of round 1 finished" in closed_for(server)
 
 
@@ -200,26 +200,26 @@ class ChildFailedError(Exception):
 def test_agent_that_gives_up_closes_the_run(
     server: EmbeddedServer, error: Exception | None
 ) -> None:
-    guest = new_guest(server)
-    guest.join()
+    adapter = new_guest(server)
+    adapter.join()
     try:
         if error is not None:
             raise error
     except ChildFailedError:
-        guest.shutdown()
+        adapter.shutdown()
     else:
-        guest.shutdown()
+        adapter.shutdown()
     assert "a launcher on " in closed_for(server)
 
 
 @pytest.mark.cases("case-C9")
 def test_other_agent_error_ends_only_that_node(server: EmbeddedServer) -> None:
-    guest = new_guest(server)
-    guest.join()
+    adapter = new_guest(server)
+    adapter.join()
     try:
         raise OSError("no space left")
     except OSError:
-        guest.shutdown()
+        adapter.shutdown()
     late = another(server, 1)
     assert late.next_rendezvous().world_size == 1
     late.shutdown()
@@ -227,31 +227,31 @@ def test_other_agent_error_ends_only_that_node(server: EmbeddedServer) -> None:
 
 @pytest.mark.cases("case-C1")
 def test_dropped_adapter_leaves(server: EmbeddedServer) -> None:
-    guest, other = new_guest(server, 2), another(server, 2)
-    guest.join()
-    del guest
+    adapter, other = new_guest(server, 2), another(server, 2)
+    adapter.join()
+    del adapter
     gc.collect()
     assert other.next_rendezvous().world_size == 1
     other.shutdown()
 
 
 def test_forked_child_does_not_end_the_parents_handler(server: EmbeddedServer) -> None:
-    guest = new_guest(server)
-    guest.join()
-    guest_module._end_of(guest.handler, os.getpid() + 1)
-    assert guest.handler.report().phase == "sealed"
-    guest.shutdown()
+    adapter = new_guest(server)
+    adapter.join()
+    guest_module._end_of(adapter.handler, os.getpid() + 1)
+    assert adapter.handler.report().phase == "sealed"
+    adapter.shutdown()
 
 
 def test_polling_agent_sees_a_closed_run_as_waiting(server: EmbeddedServer) -> None:
-    guest = new_guest(server)
-    guest.join()
+    adapter = new_guest(server)
+    adapter.join()
     other = another(server, 1)
     other.set_closed("enough")
-    until_waiting(guest)
+    until_waiting(adapter)
     with pytest.raises(RendezvousClosedError, match="enough"):
-        guest.join()
-    guest.shutdown()
+        adapter.join()
+    adapter.shutdown()
     other.shutdown()
 
 
@@ -260,8 +260,8 @@ def test_no_node_hosts_a_list_of_endpoints() -> None:
         endpoint="127.0.0.1:1,127.0.0.1:2", run_id="job", min_nodes=1, max_nodes=1, local_addr=None
     )
     with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
-        Guest(core_parameters(source, {"is_host": "1"}), "a launcher", KEYS)
+        LauncherAdapter(core_parameters(source, {"is_host": "1"}), "a launcher", KEYS)
     ours = core_parameters(source, {"close": "0.1"})
-    guest = Guest(ours, "a launcher", KEYS)
+    adapter = LauncherAdapter(ours, "a launcher", KEYS)
     assert ours.endpoint == source.endpoint
-    guest.shutdown()
+    adapter.shutdown()

@@ -9,13 +9,13 @@ from rallypoint.worker.change import (
     ChangeReader,
     ChangeWriter,
     PendingChange,
-    nothing_pends,
+    no_change,
 )
 
 
 def test_no_change_is_pending_without_an_announcement(tmp_path: Path) -> None:
     assert ChangeReader(tmp_path / "change.json")() is None
-    assert nothing_pends() is None
+    assert no_change() is None
 
 
 def test_workers_read_what_their_agent_announces(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_workers_read_what_their_agent_announces(tmp_path: Path) -> None:
     again = read()
     assert again is not None
     assert (again.number, again.kind) == (2, ChangeKind.LEAVING)
-    writer.take_back()
-    writer.take_back()
+    writer.cancel()
+    writer.cancel()
     assert read() is None
     assert list(tmp_path.iterdir()) == []
 

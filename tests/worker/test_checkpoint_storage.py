@@ -6,7 +6,7 @@ import pytest
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
 from rallypoint.worker import checkpoint_storage
-from rallypoint.worker.checkpoint_storage import Folder, InStore, Place
+from rallypoint.worker.checkpoint_storage import CheckpointStorage, FolderStorage, StoreStorage
 from rallypoint.worker.snapshot import pack
 
 
@@ -15,14 +15,14 @@ def content(step: int) -> bytes:
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage:
     if request.param == "folder":
-        return Folder(tmp_path / "deep" / "er", keep=2)
-    return InStore(MemoryStore(), "state", "1.1", keep=2, limit_bytes=1000)
+        return FolderStorage(tmp_path / "deep" / "er", keep=2)
+    return StoreStorage(MemoryStore(), "state", "1.1", keep=2, limit_bytes=1000)
 
 
-def newest(place: Place) -> int | None:
-    found = place.newest()
+def newest(storage: CheckpointStorage) -> int | None:
+    found = storage.newest()
     if found is None:
         return None
     assert found.values == {"of": found.step}
@@ -30,21 +30,21 @@ def newest(place: Place) -> int | None:
     return found.step
 
 
-def test_newest_checkpoint_is_found(place: Place) -> None:
-    assert newest(place) is None
+def test_newest_checkpoint_is_found(storage: CheckpointStorage) -> None:
+    assert newest(storage) is None
     for step in (1, 2, 9, 10, 11):
-        place.put(step, content(step))
-        assert newest(place) == step
+        storage.put(step, content(step))
+        assert newest(storage) == step
 
 
-def test_same_step_replaces_its_checkpoint(place: Place) -> None:
+def test_same_step_replaces_its_checkpoint(storage: CheckpointStorage) -> None:
     for _ in range(3):
-        place.put(4, content(4))
-    assert newest(place) == 4
+        storage.put(4, content(4))
+    assert newest(storage) == 4
 
 
 def test_a_folder_keeps_the_newest_few(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, keep=2)
+    folder = FolderStorage(tmp_path, keep=2)
     (tmp_path / "notes.txt").write_text("the user's own")
     for step in range(95, 105):
         folder.put(step, content(step))
@@ -55,7 +55,7 @@ def test_a_folder_keeps_the_newest_few(tmp_path: Path) -> None:
 def test_partial_file_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = Folder(tmp_path, keep=3)
+    folder = FolderStorage(tmp_path, keep=3)
     for step in (1, 2, 3):
         folder.put(step, content(step))
     (tmp_path / "step-0000000003.state").write_bytes(content(3)[:-1])
@@ -70,7 +70,7 @@ def test_partial_file_is_skipped_with_a_warning(
 
 
 def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, keep=2)
+    folder = FolderStorage(tmp_path, keep=2)
     (tmp_path / ".step-7.1234.tmp").write_bytes(content(7)[:20])
     assert newest(folder) is None
     folder.clear()
@@ -81,10 +81,10 @@ def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
 def test_writer_of_an_older_round_has_no_effect(kind: str, tmp_path: Path) -> None:
     store = MemoryStore()
 
-    def writer(of_round: int) -> Place:
+    def writer(of_round: int) -> CheckpointStorage:
         if kind == "folder":
-            return Folder(tmp_path, keep=2)
-        return InStore(store, "state", f"1.{of_round}", keep=2, limit_bytes=1000)
+            return FolderStorage(tmp_path, keep=2)
+        return StoreStorage(store, "state", f"1.{of_round}", keep=2, limit_bytes=1000)
 
     early, late = writer(1), writer(2)
     for step in (6, 7):
@@ -98,28 +98,30 @@ def test_writer_of_an_older_round_has_no_effect(kind: str, tmp_path: Path) -> No
 def test_the_store_keeps_the_newest_few() -> None:
     store = MemoryStore()
     for number, step in enumerate(range(10)):
-        InStore(store, "state", f"1.{number}", keep=2, limit_bytes=1000).put(step, content(step))
+        StoreStorage(store, "state", f"1.{number}", keep=2, limit_bytes=1000).put(
+            step, content(step)
+        )
     assert store.list() == ["state/state", "state/state/1.8/8/0", "state/state/1.9/9/0"]
 
 
 def test_state_in_the_store_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 7)
     store = MemoryStore()
-    place = InStore(store, "state", "1.1", keep=2, limit_bytes=1000)
-    place.put(5, content(5))
-    assert newest(place) == 5
+    storage = StoreStorage(store, "state", "1.1", keep=2, limit_bytes=1000)
+    storage.put(5, content(5))
+    assert newest(storage) == 5
     assert len(store.list("state/state/1.1/5/")) == -(-len(content(5)) // 7)
     store.set("state/state/1.1/5/1", b"changed")
-    assert newest(place) is None
+    assert newest(storage) is None
 
 
 def test_states_with_other_names_are_separate() -> None:
     store = MemoryStore()
     for name in ("a", "b"):
-        InStore(store, name, "1.1", 2, 1000).put(ord(name), content(ord(name)))
-    assert newest(InStore(store, "a", "1.2", 2, 1000)) == ord("a")
+        StoreStorage(store, name, "1.1", 2, 1000).put(ord(name), content(ord(name)))
+    assert newest(StoreStorage(store, "a", "1.2", 2, 1000)) == ord("a")
 
 
 def test_state_too_large_for_the_store_error_has_the_fix() -> None:
     with pytest.raises(ParameterError, match=r"1,001 bytes.*at most 1,000.*folder"):
-        InStore(MemoryStore(), "state", "1.1", 2, 1000).put(1, bytes(1001))
+        StoreStorage(MemoryStore(), "state", "1.1", 2, 1000).put(1, bytes(1001))

@@ -7,7 +7,7 @@ from tests.worker.group import Group
 from rallypoint import worker
 from rallypoint.store.memory import MemoryStore
 from rallypoint.worker import ChangeKind, PendingChange, State, Worker
-from rallypoint.worker.saving import SAVED, go_on
+from rallypoint.worker.saving import SAVED, release_key
 
 
 class Stopped(BaseException):
@@ -57,7 +57,7 @@ def test_loss_costs_the_steps_after_the_last_save(alone: Any) -> None:
 def test_pending_change_costs_no_step(alone: Any) -> None:
     pending = PendingChange(1, ChangeKind.JOINING, "1 node", "1 node waits", 0.0)
     state = alone(pending)
-    worker.store().set(go_on(1), b"")
+    worker.store().set(release_key(1), b"")
     assert part(state, until=1) == [0, 1]
     assert worker.store().get(SAVED) == b"1"
     assert part(alone())[0] == 1

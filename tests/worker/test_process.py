@@ -14,7 +14,7 @@ from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.fakes import MemoryEngine
 from rallypoint.worker import ChangeKind, PendingChange, Worker, process
 from rallypoint.worker.change import CHANGE_FILE, ChangeWriter
-from rallypoint.worker.saving import go_on
+from rallypoint.worker.saving import release_key
 
 ENVIRONMENT = {
     "RANK": "1",
@@ -105,7 +105,7 @@ def test_all_ranks_save_at_the_same_step_for_a_change() -> None:
         worker.use(store, w.rank, 2, pending=change)
         assert worker.pending_change() == change()
         steps = [step for step in range(5) if worker.should_save(step)]
-        worker.store().set(go_on(steps[0]), b"")
+        worker.store().set(release_key(steps[0]), b"")
         for step in range(5):
             worker.saved(step)
         return steps

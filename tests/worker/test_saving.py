@@ -15,7 +15,14 @@ from rallypoint.store.api import Store
 from rallypoint.store.memory import MemoryStore
 from rallypoint.worker import saving
 from rallypoint.worker.change import ChangeKind, PendingChange
-from rallypoint.worker.saving import BLOCK_SECONDS, PLAN, REQUESTS_PER_SECOND, SAVED, Saving, go_on
+from rallypoint.worker.saving import (
+    BLOCK_SECONDS,
+    PLAN,
+    REQUESTS_PER_SECOND,
+    SAVED,
+    Saving,
+    release_key,
+)
 
 
 def change(number: int = 1, seconds: float = 60.0) -> PendingChange:
@@ -221,7 +228,7 @@ def test_last_rank_to_save_notifies_the_agents() -> None:
     store = MemoryStore()
     ranks = [Saving(store, 2, change) for _ in range(2)]
     assert [rank.should_save(7) for rank in ranks] == [True, True]
-    store.set(go_on(7), b"")
+    store.set(release_key(7), b"")
     ranks[0].saved(7)
     assert not store.check([SAVED])
     ranks[0].saved(7)  # counts once
@@ -238,7 +245,7 @@ def test_rank_that_saved_waits_for_the_change(monkeypatch: pytest.MonkeyPatch) -
     waiting.start()
     assert store.get(SAVED, 10) == b"0"
     assert waiting.is_alive()
-    store.set(go_on(0), b"")
+    store.set(release_key(0), b"")
     waiting.join(10)
     assert not waiting.is_alive()
 

@@ -1,30 +1,30 @@
-"""What an agent is asked to run."""
+"""The configuration of an agent."""
 
 from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rallypoint.agent.output.destinations import OutputPlan
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.output import OutputPlan
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.agent.workers.environment import WorkerContext
 from rallypoint.net.endpoints import Endpoint
 from rallypoint.store.api import Store
 
 
 class SignalPlan(msgspec.Struct, frozen=True):
-    """Which signals mean something else than that the agent shall go.
+    """The signals that do not end the agent.
 
     Args:
-        passed_on: names of those that are sent on to the workers ("SIGUSR1").
-        preempt: name of the one that says that this node will be taken away, "" for none.
+        forwarded: names of those that are forwarded to the workers ("SIGUSR1").
+        preempt: name of the one that announces that this node will be preempted, "" for none.
     """
 
-    passed_on: tuple[str, ...] = ()
+    forwarded: tuple[str, ...] = ()
     preempt: str = ""
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """What an agent is asked to run.
+    """What an agent runs, and how.
 
     Args:
         argv: the workers' command.
@@ -32,23 +32,24 @@ class AgentConfig(msgspec.Struct, frozen=True):
         output: where their output goes.
         node: label of this node in failures.
         base_env: environment that the workers inherit.
-        stop_grace_seconds: between SIGTERM and SIGKILL.
-        rules: how nodes are let in and out.
-        admit_signal: name of the signal that tells the workers of a change, "" for none.
-        worker_store: opens the run's store as the workers see it; None where there is none, and
-            then a change waits for nobody.
-        examine: looks for what keeps the nodes apart, when a join takes long (see `waiting`).
-        worker_token: makes the workers' token when they are started, since the nodes' own may
-            be exchanged meanwhile; None: the one of `context`.
-        signals: which of them mean something else.
-        join_seconds: how long a join may take, for what is said meanwhile.
-        close_seconds: how long it may take to tell that the work is done.
+        stop_grace_seconds: from SIGTERM to SIGKILL.
+        rules: when nodes join and leave a round at work.
+        admit_signal: name of the signal that tells the workers of a membership change, "" for
+            none.
+        worker_store: opens the run's store as the workers see it; None without a store, and
+            then no change waits for the workers to save.
+        examine: returns what keeps the nodes apart when a join takes long (`join.progress`).
+        worker_token: makes the workers' token each time they start, since the nodes' token may
+            be rotated; None: the token of `context`.
+        signals: those that do not end the agent.
+        join_seconds: after which a join times out; for the progress that is shown.
+        close_seconds: limit for a failure report and for the finish.
         health_check: shell command that must succeed before each join, "" for none.
-        health_check_seconds: how long it may take.
-        hang_seconds: how long a worker that tells its steps may stand still; 0 for ever.
-        events_file: JSON lines of what happens are added to it, "" for none.
-        health: host and port of the HTTP health endpoint, None for none.
-        alone: whether this node meets only itself: a server that is gone then stays away.
+        health_check_seconds: limit for that command.
+        hang_seconds: after which a worker without progress counts as hung; 0 for never.
+        events_file: JSON Lines file that the event log is appended to, "" for none.
+        health: host and port of the HTTP health server, None for none.
+        alone: whether this is the run's only node, so that a server that is gone stays gone.
     """
 
     argv: tuple[str, ...]
@@ -57,7 +58,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     node: str
     base_env: Mapping[str, str]
     stop_grace_seconds: float = 30.0
-    rules: Rules = Rules()
+    rules: MembershipRules = MembershipRules()
     admit_signal: str = ""
     worker_store: Callable[[], Store] | None = None
     examine: Callable[[], str] | None = None

@@ -1,14 +1,13 @@
-"""The health endpoint for Kubernetes and others: GET /live and /ready over HTTP.
+"""The agent's health over HTTP, for Kubernetes probes and others: GET /live and /ready.
 
-/live   200 as long as the agent's loop does its work. Waiting is work: for other nodes, for a
-        server that is away, for workers in their grace. 503 once the loop is stuck in one
-        action for `STUCK_SECONDS`, which no limit of ours allows.
+/live   200 while the agent's loop works or waits (for other nodes, for a server that is away,
+        for workers that stop); 503 once one action has taken `STUCK_SECONDS`, which is longer
+        than any limit of an action.
 /ready  200 while this node's workers run, else 503.
 
-Both answer with the phase as JSON, and with nothing else: whoever reaches the port is told, no
-token is asked for, and reasons name nodes and carry what programs wrote. Python's own server is
-enough here: one small answer now and then, to a probe (`HTTPServer` itself asks the name service
-about us).
+Both return the phase as JSON and nothing more, since they need no token, and reasons contain
+node names and output of programs. Python's own server is enough for a small answer to a probe
+now and then; not `HTTPServer`, which asks DNS for this machine's name.
 """
 
 import http.server
@@ -32,7 +31,7 @@ REQUEST_SECONDS = 5.0
 
 
 class Health:
-    """What is answered.
+    """The agent's health, without the server.
 
     Args:
         clock: monotonic clock.
@@ -44,32 +43,31 @@ class Health:
         self._phase, self._ready = "starting", False
 
     def show(self, state: AgentState) -> None:
-        """The loop has decided something, and acts now."""
+        """Take over the loop's state; it carries out actions now."""
         self._phase = type(state.phase).__name__.lower()
         self._ready = isinstance(state.phase, Working)
         self._busy_since = self._clock()
 
-    def rests(self) -> None:
-        """The loop waits for what comes next."""
+    def idle(self) -> None:
+        """Note that the loop waits for an event."""
         self._busy_since = None
 
     def answer(self, path: str) -> tuple[HTTPStatus, dict[str, Any]]:
-        """Return the status and the body for a path."""
+        """Return the HTTP status and the JSON body for a path."""
         since = self._busy_since
         live = since is None or self._clock() - since < STUCK_SECONDS
         good = {"/live": live, "/healthz": live, "/ready": live and self._ready}
         if path not in good:
-            return HTTPStatus.NOT_FOUND, {"error": "there is /live and /ready"}
+            return HTTPStatus.NOT_FOUND, {"error": "the paths are /live and /ready"}
         status = HTTPStatus.OK if good[path] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, {"live": live, "ready": live and self._ready, "phase": self._phase}
 
 
-class HealthEndpoint(Health):
-    """The same, served.
+class HealthServer(Health):
+    """Serves the agent's health.
 
     Args:
-        place: host and port to listen on, exactly; a name stands for its first address. None: not
-            at all.
+        place: host and port to listen on (of a name, its first address); None: do not listen.
     """
 
     def __init__(self, place: Endpoint | None) -> None:
@@ -79,16 +77,16 @@ class HealthEndpoint(Health):
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on, None if none is."""
+        """The port that the server listens on, None if it does not."""
         return None if self._server is None else int(self._server.server_address[1])
 
     def __enter__(self) -> Self:
-        """Listen. Raises ParameterError when the port cannot be had."""
+        """Listen. Raises ParameterError when the port is unusable."""
         if self._place is None:
             return self
         try:
             server = _Server(self._place, _handler(self))
-        except (OSError, UnicodeError) as error:  # the latter: what no name can be
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name
             why = getattr(error, "strerror", None) or str(error)
             raise ParameterError(
                 f"--health-port {join_endpoint(*self._place)}: cannot listen on it: {why}; give "
@@ -140,6 +138,6 @@ def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: a probe comes every few seconds."""
+            """Log nothing: a probe comes every few seconds."""
 
     return Handler

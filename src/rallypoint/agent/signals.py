@@ -1,9 +1,9 @@
-"""Signals as events, none of them lost.
+"""Signals as events, without losing one.
 
-A Python signal handler runs in the main thread once that comes back from what it is waiting
-in, and a signal that arrives just before the wait begins would not end it. So the handlers
-do nothing here: the interpreter's C handler writes each signal's number into a socket
-(`signal.set_wakeup_fd`), and a thread that reads there hands it on.
+A Python signal handler runs only when the main thread returns from a blocking call, and a
+signal just before that call would not end it. So the Python handlers do nothing here: the
+interpreter's C handler writes each signal's number to a socket (`signal.set_wakeup_fd`), and a
+thread reads it from there.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 
-def _ignored_here(_number: int, _frame: FrameType | None) -> None:
-    """Stand as the handler; what is done about the signal is the reader's."""
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Replace the default handler; the thread that reads the socket acts."""
 
 
 @contextlib.contextmanager
 def signals_to(
     sink: Callable[[signal.Signals], None], wanted: tuple[signal.Signals, ...]
 ) -> Iterator[None]:
-    """Call `sink`, from a thread, with each signal of `wanted` while the block runs.
+    """Call `sink` with each signal of `wanted`, in a thread, while the block runs.
 
-    What was ignored before (nohup) stays ignored. Outside of the main thread, where Python
-    allows no handlers, nothing is done.
+    A signal that was ignored before (nohup) stays ignored. Outside the main thread, where
+    Python allows no handlers, this has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +42,7 @@ def signals_to(
     reader.start()
     former_fd = signal.set_wakeup_fd(sender.fileno())
     former = {
-        number: signal.signal(number, _ignored_here)
+        number: signal.signal(number, _do_nothing)
         for number in wanted
         if signal.getsignal(number) is not signal.SIG_IGN
     }

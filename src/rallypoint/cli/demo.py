@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rallypoint.agent.reporting.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_SIGNAL_BASE
-from rallypoint.agent.reporting.report import complain
+from rallypoint.agent.policy.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_SIGNAL_BASE
+from rallypoint.agent.reporting.console import complain
 from rallypoint.cli.demo_stage import InterruptedShow, Stage
 from rallypoint.cli.demo_story import Check, Story, checks, figures
 from rallypoint.deadline import Deadline

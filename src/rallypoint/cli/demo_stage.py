@@ -6,7 +6,7 @@ inherit its stdout, so that end means that the whole node is gone.
 
 Nothing stays: leaving the stage ends what still runs, politely, then not, within
 `_TERM_SECONDS + _KILL_SECONDS`. Signals are events in the queue, so that a second Ctrl-C
-cannot cut that short. Should the demo itself be killed, the guard ends nodes and server.
+cannot cut that short. Should the demo itself be killed, the reaper ends nodes and server.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from rallypoint.agent.reporting.report import complain
+from rallypoint.agent.reporting.console import complain
 from rallypoint.agent.workers import process_tree
-from rallypoint.agent.workers.reaper import Guard
+from rallypoint.agent.workers.reaper import Reaper
 from rallypoint.cli.demo_story import SERVER, Ended, Line
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, RendezvousConnectionError
@@ -85,11 +85,11 @@ class Stage:
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Stage"]:
-        """Make the folder and the guard; end and remove everything when left."""
+        """Make the folder and the reaper; end and remove everything when left."""
         mark = self._env[process_tree.MARK] = secrets.token_hex(16)
         with self._signals(), tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder:
             self.folder = Path(folder)
-            with Guard(complain, mark) as self._guard:
+            with Reaper(complain, mark) as self._reaper:
                 try:
                     yield self
                 finally:
@@ -126,7 +126,7 @@ class Stage:
         return self._start(number, ["run", *meeting, *script])
 
     def kill(self, number: int) -> None:
-        """Kill a node's agent with SIGKILL; its guard ends its workers."""
+        """Kill a node's agent with SIGKILL; its reaper ends its workers."""
         self._actors[number].process.kill()
 
     def next_event(self, deadline: Deadline) -> Line | Ended | None:
@@ -152,7 +152,7 @@ class Stage:
         )
         waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
         self._actors[source] = _Actor(source, process, waiter)
-        self._guard.watch({process.pid: process_tree.started_at(process.pid)})
+        self._reaper.watch({process.pid: process_tree.started_at(process.pid)})
         waiter.start()
         return process.pid
 
@@ -167,7 +167,7 @@ class Stage:
         for reader in readers:
             reader.join()
         code = process.wait()
-        self._guard.forget([process.pid])
+        self._reaper.forget([process.pid])
         self._inbox.put(Ended(time.monotonic(), source, code))
 
     def _read(self, source: int, pipe: IO[str], error: bool) -> None:

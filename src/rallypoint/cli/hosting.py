@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.reporting.report import complain, say
+from rallypoint.agent.reporting.console import complain, say
 from rallypoint.cli.plan import Plan
 from rallypoint.errors import RallypointError
 from rallypoint.net.endpoints import is_list, parse_rendezvous_endpoint

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rallypoint.agent.config import SignalPlan
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.core.state import Newcomers
 from rallypoint.errors import ParameterError
 from rallypoint.net.addresses import LOOPBACK
@@ -161,14 +161,14 @@ def signal_plan(options: Mapping[str, Any]) -> SignalPlan:
     return SignalPlan(passed_on, preempt)
 
 
-def rules(options: Mapping[str, Any]) -> Rules:
+def rules(options: Mapping[str, Any]) -> MembershipRules:
     """Return what `--admit` and its companions mean. Raises ParameterError."""
     admit = Newcomers(options["admit"])
     if admit is not Newcomers.NOW and options["backend"] == "static":
         raise ParameterError(
             f"--admit {admit} with --backend static: its rounds do not change; leave out --admit"
         )
-    return Rules(admit, options["monitor_interval"], options["admit_grace"])
+    return MembershipRules(admit, options["monitor_interval"], options["admit_grace"])
 
 
 def admit_signal(options: Mapping[str, Any]) -> str:

@@ -250,7 +250,7 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         "--health-check",
         default="",
         metavar="CMD",
-        help="Shell command run before each join; a node that fails it takes no seat.",
+        help="Shell command run before each join; a node that fails it does not join.",
     ),
     _seconds("health_check_timeout"),
     _seconds("hang_timeout"),

@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.agent.output.destinations import OutputPlan, parse_choice
-from rallypoint.agent.output.forwarder import STDERR, STDOUT
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.output import STDERR, STDOUT, OutputPlan, parse_choice
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.cli import option_checks
 from rallypoint.cli.options import timing_rows
 from rallypoint.engines.registry import engine_url, is_engine
@@ -63,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     insecure: bool
     role: str
     stop_grace: float
-    rules: Rules
+    rules: MembershipRules
     admit_signal: str
     care: option_checks.Care = option_checks.Care()
     effective: dict[str, str] = {}

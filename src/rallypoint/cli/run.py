@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from rallypoint.agent.reporting.exit_codes import EXIT_FAILED, EXIT_USAGE
-from rallypoint.agent.reporting.report import complain, speak_for_logs, speak_json
+from rallypoint.agent.policy.exit_codes import EXIT_FAILED, EXIT_USAGE
+from rallypoint.agent.reporting.console import complain, print_logs, use_json
 from rallypoint.cli.hosting import hosted
 from rallypoint.cli.option_checks import rank_of_a_seat
 from rallypoint.cli.options import SETTINGS, all_options, variable_of
@@ -49,8 +49,8 @@ Examples:
 def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
     """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
     if options["log_format"] == "json":
-        speak_json(_label())
-    speak_for_logs()
+        use_json(_label())
+    print_logs()
     _look_at_variables(ctx.command)
     try:
         filled, origins = fill(ctx, options, os.environ)

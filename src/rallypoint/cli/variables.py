@@ -18,7 +18,7 @@ from rallypoint.net.token_sources import FILE_VARIABLE, TOKEN_VARIABLE
 from rallypoint.rendezvous import defaults
 from rallypoint.server import tracing
 from rallypoint.worker.change import CHANGE_FILE
-from rallypoint.worker.progress import PULSE_FILE, STACK_SIGNAL
+from rallypoint.worker.progress import PROGRESS_FILE, STACK_SIGNAL
 
 PREFIX = "RALLYPOINT_"
 _OF_ENGINES = {
@@ -33,7 +33,7 @@ SETTINGS = frozenset(
 )
 # What an agent sets for its workers, which may start agents themselves.
 OF_WORKERS = frozenset(
-    {MARK, CHANGE_FILE, PULSE_FILE, STACK_SIGNAL}
+    {MARK, CHANGE_FILE, PROGRESS_FILE, STACK_SIGNAL}
     | {f"{PREFIX}{name}" for name in ("RUN_ID", "ROUND", "INCARNATION", "STORE")}
 )
 OF_TESTS = frozenset(

@@ -4,7 +4,7 @@ The agents of torchrun and TensorPlay know of a rendezvous only what they poll:
 `num_nodes_waiting()`. All that a node must hear of is therefore said through that number: a
 round that is over, a run that was closed, a node that was shut out make it 1, the agent
 stops its workers and asks for the next round, and the answer (a round or an error) says the
-rest. What such an agent cannot say, a guest concludes:
+rest. What such an agent cannot say, a adapter concludes:
 
 * it comes to its exit barrier: its workers have succeeded, this node is done (rule F1);
 * it shuts down without having come there: its workers failed for good, which ends the run
@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from rallypoint.agent.join.progress import Waiting
+from rallypoint.agent.join.progress import JoinProgress
 from rallypoint.errors import RallypointError, RendezvousError, RendezvousStateError
 from rallypoint.hosting.host import host_if_ours
 from rallypoint.hosting.process import ServerProcess, start_process
@@ -106,7 +106,7 @@ def _attempt_to_host(params: RendezvousParameters) -> Callable[[], ServerProcess
     )
 
 
-class Guest:
+class LauncherAdapter:
     """A handler of ours, driven by another launcher's agent.
 
     Args:
@@ -140,7 +140,7 @@ class Guest:
         if self._round is not None and not self.waiting():
             why = f"{self._label} asked for a new round: its workers failed"
         run, seconds = self.handler.get_run_id(), self.handler.settings.timeout.join
-        lines = Waiting(
+        lines = JoinProgress(
             _Reports(self.handler),
             seconds.total_seconds(),
             lambda line: logger.warning("run %r: %s", run, line),

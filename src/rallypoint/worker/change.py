@@ -1,9 +1,8 @@
-"""A change of the round that is on its way: how an agent announces it to its workers.
+"""How an agent announces a membership change to its workers.
 
-One small file for each agent, named in the workers' environment (`CHANGE_FILE`): not there
-while nothing pends, replaced whole otherwise, so a reader sees one announcement or the next.
-Looking costs one `stat`, and no request to anybody. The end of the time that workers have is
-a value of the monotonic clock, which all processes of one machine share.
+Each agent has one small file, named in the workers' environment (`CHANGE_FILE`). It exists only
+while a change is pending, and is replaced atomically. Reading it costs one `stat` and no
+request. The deadline is a value of the monotonic clock, which all processes of a machine share.
 """
 
 import contextlib
@@ -18,21 +17,21 @@ CHANGE_FILE = "RALLYPOINT_CHANGE_FILE"
 
 
 class ChangeKind(StrEnum):
-    """What is about to happen."""
+    """Whether nodes join or a node leaves."""
 
     JOINING = "joining"
     LEAVING = "leaving"
 
 
 class PendingChange(msgspec.Struct, frozen=True):
-    """A change of the round that waits until the workers have saved.
+    """A membership change that waits until the workers have saved.
 
     Args:
         number: counts the announcements of an agent.
         kind: nodes are "joining", or one is "leaving".
-        who: the node it is about, or how many, for people.
-        why: for people.
-        until: when the round changes at the latest, saved or not (monotonic seconds).
+        who: the node, or the number of nodes, for people.
+        why: reason, for people.
+        until: when the round ends at the latest, saved or not (monotonic seconds).
     """
 
     number: int
@@ -43,17 +42,17 @@ class PendingChange(msgspec.Struct, frozen=True):
 
     @property
     def seconds_left(self) -> float:
-        """Time in which to save; 0 when it is over."""
+        """Seconds left in which to save, at least 0."""
         return max(0.0, self.until - time.monotonic())
 
 
-def nothing_pends() -> PendingChange | None:
-    """Return None: there is no agent that could announce a change."""
+def no_change() -> PendingChange | None:
+    """Return None: there is no agent to announce a change."""
     return None
 
 
 class ChangeReader:
-    """Reads an agent's announcements; calling it returns the present one, or None.
+    """Reads an agent's announcements.
 
     Args:
         path: of the agent's file.
@@ -65,7 +64,7 @@ class ChangeReader:
         self._change: PendingChange | None = None
 
     def __call__(self) -> PendingChange | None:
-        """Return the change that is announced now, None if none is."""
+        """Return the pending change, None if there is none."""
         try:
             found = os.stat(self._path)
             seen = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -79,10 +78,10 @@ class ChangeReader:
 
 
 class ChangeWriter:
-    """An agent's end of it.
+    """Writes an agent's announcements.
 
     Args:
-        path: of the file, which nobody else uses; it is there only while a change pends.
+        path: of the agent's file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,14 +89,14 @@ class ChangeWriter:
         self._number = 0
 
     def announce(self, kind: ChangeKind, who: str, why: str, seconds: float) -> None:
-        """Say that a change pends, `seconds` from now at the latest."""
+        """Announce a change that happens in `seconds` at the latest."""
         self._number += 1
         change = PendingChange(self._number, kind, who, why, time.monotonic() + seconds)
         scratch = self.path.with_suffix(f".{self._number}")
         scratch.write_bytes(msgspec.json.encode(change))
         scratch.replace(self.path)
 
-    def take_back(self) -> None:
-        """Say that nothing pends any more."""
+    def cancel(self) -> None:
+        """Withdraw the announcement, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()

@@ -27,7 +27,7 @@ PART_BYTES = 8 * 1024 * 1024  # far below a frame
 _NAME = re.compile(r"step-(\d+)\.state")
 
 
-class Found(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """A whole state that was found: its step, its values, and the bytes that it was made of."""
 
     step: int
@@ -35,22 +35,22 @@ class Found(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Place(ABC):
+class CheckpointStorage(ABC):
     """Where the states of a run are kept."""
 
     @abstractmethod
-    def newest(self) -> Found | None:
+    def newest(self) -> Checkpoint | None:
         """Return the newest state that is whole, None if there is none."""
 
     @abstractmethod
     def put(self, step: int, content: bytes) -> None:
         """Keep a state, and let go of all that are older but the newest few."""
 
-    def clear(self) -> None:  # noqa: B027 - not every place has something to clear away
+    def clear(self) -> None:  # noqa: B027 - not every storage has something to clear away
         """Take away what a writer that was killed has left; while nobody writes."""
 
 
-class Folder(Place):
+class FolderStorage(CheckpointStorage):
     """A folder with one file a step.
 
     Args:
@@ -62,12 +62,12 @@ class Folder(Place):
         self.path = path
         self.keep = keep
 
-    def newest(self) -> Found | None:
+    def newest(self) -> Checkpoint | None:
         for _step, path in sorted(self._files(), reverse=True):
             content = path.read_bytes()
             read = unpack(content)
             if read is not None:
-                return Found(*read, content)
+                return Checkpoint(*read, content)
             logger.warning("%s is torn or damaged; the one before it is taken", path)
         return None
 
@@ -111,7 +111,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[str, ...]
 
 
-class InStore(Place):
+class StoreStorage(CheckpointStorage):
     """The run's store: for states that are small enough to live with the server.
 
     Args:
@@ -129,12 +129,12 @@ class InStore(Place):
         self._keep = keep
         self._limit_bytes = limit_bytes
 
-    def newest(self) -> Found | None:
+    def newest(self) -> Checkpoint | None:
         for entry in _entries(self._store.get_nowait(self._key)):
             content = b"".join(self._store.get_nowait(key, b"") or b"" for key in entry.keys)
             read = unpack(content)
             if read is not None:
-                return Found(*read, content)
+                return Checkpoint(*read, content)
             logger.warning("the state of step %d in the store is damaged", entry.step)
         return None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.errors import ParameterError
 from rallypoint.store.api import Store, Value
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.worker.change import PendingChange, nothing_pends
+from rallypoint.worker.change import PendingChange, no_change
 from rallypoint.worker.reduction import Op, Reductions
 from rallypoint.worker.saving import Saving
 
@@ -48,7 +48,7 @@ class Worker:
         local_rank: int = 0,
         round_number: int = 1,
         incarnation: int = 1,
-        pending: Callable[[], PendingChange | None] = nothing_pends,
+        pending: Callable[[], PendingChange | None] = no_change,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ParameterError(

@@ -14,7 +14,7 @@ from rallypoint.engines.registry import is_engine_url, open_engine_store
 from rallypoint.errors import ParameterError
 from rallypoint.store.api import Store, Value
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.worker.change import CHANGE_FILE, ChangeReader, PendingChange, nothing_pends
+from rallypoint.worker.change import CHANGE_FILE, ChangeReader, PendingChange, no_change
 from rallypoint.worker.member import Timeout, Worker
 from rallypoint.worker.progress import rest
 from rallypoint.worker.reduction import Op
@@ -37,7 +37,7 @@ def use(
     local_rank: int = 0,
     round_number: int = 1,
     incarnation: int = 1,
-    pending: Callable[[], PendingChange | None] = nothing_pends,
+    pending: Callable[[], PendingChange | None] = no_change,
 ) -> Worker:
     """Be this worker from now on, in this thread (context) only; for tests and notebooks.
 
@@ -82,7 +82,7 @@ def from_environment(environ: Mapping[str, str]) -> Worker:
         local_rank=_number(environ, "LOCAL_RANK", 0),
         round_number=_number(environ, "RALLYPOINT_ROUND", 1),
         incarnation=_number(environ, "RALLYPOINT_INCARNATION", 1),
-        pending=ChangeReader(path) if (path := environ.get(CHANGE_FILE)) else nothing_pends,
+        pending=ChangeReader(path) if (path := environ.get(CHANGE_FILE)) else no_change,
     )
 
 

@@ -1,6 +1,6 @@
 """How a worker shows that it goes on: a counter in memory that it shares with its agent.
 
-The agent makes a small file and names it in the worker's environment (`PULSE_FILE`); both map
+The agent makes a small file and names it in the worker's environment (`PROGRESS_FILE`); both map
 it. Telling a step is then a store to memory: no system call, whatever the rate. The first
 one also registers a signal (`STACK_SIGNAL`) at which this process writes the stacks of its
 threads to stderr, so that the agent can say where a worker stands still.
@@ -15,14 +15,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-PULSE_FILE = "RALLYPOINT_PULSE"
+PROGRESS_FILE = "RALLYPOINT_PULSE"
 STACK_SIGNAL = "RALLYPOINT_STACK_SIGNAL"
 SIZE_BYTES = 24
 _FORM = struct.Struct("=Qqq")  # moves so far, the last step told, how many rests it is in
 _STDERR = 2
 
 
-class Pulse:
+class ProgressWriter:
     """A worker's end."""
 
     def __init__(self, path: str | Path) -> None:
@@ -48,7 +48,7 @@ class Pulse:
             self.beat()
 
 
-class PulseReader:
+class ProgressReader:
     """The agent's end; makes the file."""
 
     def __init__(self, path: Path) -> None:
@@ -69,29 +69,29 @@ class PulseReader:
         self._memory.close()
 
 
-def open_pulse(environ: Mapping[str, str]) -> Pulse | None:
-    """Return this process's pulse, None where no agent watches it."""
-    path = environ.get(PULSE_FILE)
+def open_progress(environ: Mapping[str, str]) -> ProgressWriter | None:
+    """Return this process's progress, None where no agent watches it."""
+    path = environ.get(PROGRESS_FILE)
     if not path:
         return None
     try:
-        pulse = Pulse(path)
+        progress = ProgressWriter(path)
     except FileNotFoundError:
         return None  # its agent is gone, or it lives elsewhere
     if number := environ.get(STACK_SIGNAL):
         faulthandler.register(int(number), file=_STDERR, all_threads=True)
-    return pulse
+    return progress
 
 
 _lock = threading.Lock()
-_own: list[Pulse | None] = []
+_own: list[ProgressWriter | None] = []
 
 
-def _pulse() -> Pulse | None:
+def _progress() -> ProgressWriter | None:
     if not _own:
         with _lock:
             if not _own:
-                _own.append(open_pulse(os.environ))
+                _own.append(open_progress(os.environ))
     return _own[0]
 
 
@@ -100,27 +100,27 @@ def beat() -> None:
 
     Costs no system call. Without an agent that watches, nothing happens.
     """
-    pulse = _pulse()
-    if pulse is not None:
-        pulse.beat()
+    progress = _progress()
+    if progress is not None:
+        progress.beat()
 
 
 @contextlib.contextmanager
 def rest() -> Iterator[None]:
     """Be in no hurry within this block: a long evaluation, a wait for others; see `beat`."""
-    pulse = _pulse()
-    if pulse is None:
+    progress = _progress()
+    if progress is None:
         yield
         return
-    pulse.rest(1)
+    progress.rest(1)
     try:
         yield
     finally:
-        pulse.rest(-1)
+        progress.rest(-1)
 
 
 def step(number: int) -> None:
     """Say that this worker is at step `number`; see `beat`. The same one again is no progress."""
-    pulse = _pulse()
-    if pulse is not None:
-        pulse.step(number)
+    progress = _progress()
+    if progress is not None:
+        progress.step(number)

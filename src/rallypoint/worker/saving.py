@@ -21,7 +21,7 @@ not know what the others do.
 
 Saved by all: each rank counts itself in under `saved_count`; the last one writes the step
 under `SAVED`, which the agents watch. Then the agents change the round, or, when the change
-was called off, let the workers go on (`go_on`).
+was called off, let the workers go on (`release_key`).
 """
 
 import time
@@ -45,7 +45,7 @@ def saved_count(step: int) -> str:
     return f"save/{step}/count"
 
 
-def go_on(step: int) -> str:
+def release_key(step: int) -> str:
     """Return the key that agents set when the change that `step` was saved for is off."""
     return f"save/{step}/go-on"
 
@@ -108,7 +108,7 @@ class Saving:
         if self._store.add(saved_count(step), 1) == self._world_size:
             self._store.set(SAVED, str(step))
         try:
-            self._store.get(go_on(step), self._record.saves[step])
+            self._store.get(release_key(step), self._record.saves[step])
         except StoreTimeoutError:
             return  # the change has not come in its time; the work goes on
 

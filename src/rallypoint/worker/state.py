@@ -14,10 +14,10 @@ import msgspec
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
 from rallypoint.worker.checkpoint_storage import (
-    Folder,
-    Found,
-    InStore,
-    Place,
+    Checkpoint,
+    CheckpointStorage,
+    FolderStorage,
+    StoreStorage,
     check_size,
     part_keys,
     put_parts,
@@ -34,7 +34,7 @@ Values = dict[str, Any]
 class State:
     """The step that the work has come to, and all that it needs to go on from there.
 
-    Give either a dict that the work changes in place, or two functions:
+    Give either a dict that the work changes in storage, or two functions:
 
         state = State({"weights": weights}, folder="checkpoints")
         state = State(dump=model.dump, load=model.load, folder="checkpoints")
@@ -86,7 +86,7 @@ class State:
         """
         member = _member()
         if self._saves(member):
-            self._place(member).put(self.step, pack(self.step, self._dump()))
+            self._storage(member).put(self.step, pack(self.step, self._dump()))
 
     def restore(self) -> bool:
         """Take over the newest state that any rank can reach; return whether there is one.
@@ -95,10 +95,10 @@ class State:
         a state that is too large to be sent to them.
         """
         member = _member()
-        place = self._place(member)
-        found = place.newest()
+        storage = self._storage(member)
+        found = storage.newest()
         if self._saves(member):
-            place.clear()
+            storage.clear()
         mine = _Told() if found is None else _Told(found.step, len(found.content), _sum(found))
         given = member.all_gather(msgspec.msgpack.encode(mine))
         told = [msgspec.msgpack.decode(one, type=_Told) for one in given]
@@ -117,11 +117,11 @@ class State:
     def _saves(self, member: Worker) -> bool:
         return member.rank == 0 or (not self._shared and member.local_rank == 0)
 
-    def _place(self, member: Worker) -> Place:
+    def _storage(self, member: Worker) -> CheckpointStorage:
         if self._folder is not None:
-            return Folder(self._folder, self._keep)
+            return FolderStorage(self._folder, self._keep)
         writer = f"{member.incarnation}.{member.round}"
-        return InStore(member.run_store, self._name, writer, self._keep, self._limit_bytes)
+        return StoreStorage(member.run_store, self._name, writer, self._keep, self._limit_bytes)
 
 
 class _Told(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -132,13 +132,13 @@ class _Told(msgspec.Struct, frozen=True, order=True, array_like=True):
     sum: bytes = b""
 
 
-def _sum(found: Found) -> bytes:
+def _sum(found: Checkpoint) -> bytes:
     return checksum(found.content)
 
 
 def _exchange(
-    member: Worker, found: Found | None, told: list[_Told], newest: _Told
-) -> Found | None:
+    member: Worker, found: Checkpoint | None, told: list[_Told], newest: _Told
+) -> Checkpoint | None:
     """Give the newest state to those who lack it; return this rank's."""
     prefix, source = "state/exchange", told.index(newest)
     if member.rank == source and found is not None:
@@ -152,9 +152,9 @@ def _exchange(
     return found
 
 
-def _found(content: bytes) -> Found | None:
+def _found(content: bytes) -> Checkpoint | None:
     read = unpack(content)
-    return None if read is None else Found(*read, content)
+    return None if read is None else Checkpoint(*read, content)
 
 
 def _member() -> Worker:

@@ -5,7 +5,7 @@ import pytest
 from tests.agent.test_loop import FakeHandler
 
 from rallypoint.agent.join import departures
-from rallypoint.agent.join.departures import Farewell
+from rallypoint.agent.join.departures import Departures
 from rallypoint.core.state import Failure
 from rallypoint.errors import RendezvousConnectionError
 
@@ -13,7 +13,7 @@ FAILURE = Failure("node", 0, 0, 7, "", "noon", "", round=1)
 
 
 class Silent(FakeHandler):
-    """A coordinator that is gone without a trace: nothing is answered."""
+    """A coordinator that never answers."""
 
     def finish(self) -> None:
         self.over.wait(20)
@@ -31,68 +31,75 @@ def silent() -> Silent:
     return Silent()
 
 
-def test_each_word_is_said_once_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_report_is_sent_once_and_nothing_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     handler = FakeHandler()
-    words = Farewell(handler)
-    words.finish()
-    words.leave("done")
-    words.leave("again")
+    node = Departures(handler)
+    node.finish()
+    node.leave("done")
+    node.leave("again")
     assert handler.log == ["finish", "leave: done"]
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_waited_for_is_told_and_has_a_limit(
+def test_wait_for_an_answer_is_announced_and_limited(
     silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(departures, "SAY_AFTER_SECONDS", 0.01)
-    words = Farewell(silent, finish_seconds=0.1)
+    node = Departures(silent, limit_seconds=0.1)
     began = time.monotonic()
-    words.finish()
-    words.leave("its agent ends")  # nobody has answered: there is no waiting again
+    node.finish()
+    node.leave("its agent ends")  # no answer before, so no wait now
     assert time.monotonic() - began < 4.0
     out, err = capsys.readouterr()
-    assert "telling the coordinator that its work is done: no answer yet, up to 0.1 s" in out
+    assert "notifying the coordinator that its work is done: no answer yet, up to 0.1 s" in out
     assert "the coordinator did not answer (--close-timeout)" in err
     silent.over.set()
 
 
-def test_a_signal_cuts_the_wait_short(silent: Silent, capsys: pytest.CaptureFixture[str]) -> None:
-    words = Farewell(silent, finish_seconds=60.0)
-    words.hurry()  # the one before the wait asked for it, and does not count
-    threading.Timer(0.1, words.hurry).start()
+def test_signal_ends_the_wait(silent: Silent, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Departures(silent, limit_seconds=60.0)
+    node.interrupt()  # a signal before the wait does not end it
+    threading.Timer(0.1, node.interrupt).start()
     began = time.monotonic()
-    words.finish()
+    node.finish()
     assert time.monotonic() - began < 15.0
     assert "did not answer" in capsys.readouterr().err
     silent.over.set()
 
 
-def test_errors_are_told_and_others_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rendezvous_errors_are_printed_and_others_raised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Refusing(FakeHandler):
         def leave(self, why: str) -> None:
             raise RendezvousConnectionError("refused")
 
     handler = Refusing()
     handler.finish_error = RendezvousConnectionError("refused")
-    Farewell(handler).leave("x")
-    assert "left without a word to the coordinator: refused" in capsys.readouterr().out
-    Farewell(handler).finish()
-    assert "work is done, but the coordinator could not be told: refused" in capsys.readouterr().err
+    Departures(handler).leave("x")
+    assert "left without notifying the coordinator: refused" in capsys.readouterr().out
+    Departures(handler).finish()
+    assert (
+        "the work is done, but the coordinator could not be notified: refused"
+        in capsys.readouterr().err
+    )
     handler.finish_error = ValueError("a fault of ours")
     with pytest.raises(ValueError, match="a fault of ours"):
-        Farewell(handler).finish()
+        Departures(handler).finish()
 
 
-def test_a_failure_that_nobody_hears_is_told_in_time(
+def test_unanswered_failure_report_ends_in_time(
     silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(departures, "SAY_AFTER_SECONDS", 0.01)
-    words = Farewell(silent)
-    assert not words.fail(FAILURE, 0.1)
+    node = Departures(silent, limit_seconds=0.1)
+    assert not node.fail(FAILURE)
     out, err = capsys.readouterr()
-    assert "telling the coordinator of the failure: no answer yet, up to 0.1 s" in out
-    assert "the others could not be told of a failed worker: no answer" in err
+    assert "notifying the coordinator of the failure: no answer yet, up to 0.1 s" in out
+    assert "the others could not be notified of the failed worker: no answer" in err
     silent.over.set()
-    words.leave("later")  # is asked all the same
+    node.leave("later")  # is sent nevertheless
     assert silent.log == ["leave asked"]
-    assert Farewell(FakeHandler()).fail(FAILURE, 5.0)
+    assert Departures(FakeHandler()).fail(FAILURE)

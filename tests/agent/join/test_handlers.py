@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from rallypoint.agent.join.handlers import NAMED_NODES, Elastic, Fixed, agent_handler
+from rallypoint.agent.join.handlers import NAMED_NODES, ElasticHandler, StaticHandler, agent_handler
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure, Settings, Verdict
 from rallypoint.errors import RendezvousClosedError, RendezvousStateError
@@ -60,9 +60,9 @@ class _NoStore(Store):
 _NO_STORE = _NoStore()
 
 
-def test_a_static_round_gets_an_assignment_by_its_figures() -> None:
+def test_static_round_gets_an_assignment() -> None:
     handler = agent_handler(Static(), 2, 1)
-    assert isinstance(handler, Fixed)
+    assert isinstance(handler, StaticHandler)
     found = handler.next_round("")
     assert found.master == ("10.0.0.1", 99)
     assert found.assignment == Assignment(
@@ -74,8 +74,8 @@ def test_a_static_round_gets_an_assignment_by_its_figures() -> None:
     handler.notice("nobody is told", None)
 
 
-def test_a_static_node_counts_its_own_failures() -> None:
-    handler = Fixed(Static(), 1, 1)
+def test_static_node_counts_its_own_failures() -> None:
+    handler = StaticHandler(Static(), 1, 1)
     handler.next_round("")
     handler.fail(FAILURE)
     assert handler.next_round("").assignment.restarts == 1
@@ -87,24 +87,24 @@ def test_a_static_node_counts_its_own_failures() -> None:
     assert (closed.verdict, closed.failures) == (Verdict.BUDGET, (FAILURE, FAILURE))
 
 
-def test_a_static_node_that_fails_again_and_again_pauses() -> None:
-    handler = Fixed(Static(), 1, 5)
+def test_static_node_pauses_after_repeated_failures() -> None:
+    handler = StaticHandler(Static(), 1, 5)
     assert handler.next_round("").assignment.failing == 0
     for count in (1, 2):
         handler.fail(FAILURE)
         assert handler.next_round("").assignment.failing == count
 
 
-def test_a_static_handler_must_name_the_workers_address() -> None:
+def test_static_handler_must_give_a_bootstrap_address() -> None:
     static = Static()
     static.place = None
     with pytest.raises(RendezvousStateError, match="bootstrap"):
-        Fixed(static, 1, 0).next_round("")
+        StaticHandler(static, 1, 0).next_round("")
 
 
-def test_leaving_shuts_a_handler_down_in_order() -> None:
+def test_leave_shuts_the_handler_down() -> None:
     static = Static()
-    Fixed(static, 1, 0).leave("done")
+    StaticHandler(static, 1, 0).leave("done")
     assert static.log == ["pre_shutdown", "shutdown"]
 
 
@@ -147,45 +147,45 @@ class Dynamic(DynamicRendezvousHandler):
 SEAT = Assignment(1, 4, 0, 1, 0, 1, 0, 1, "h", 5, 0, "why")
 
 
-def test_an_elastic_handler_is_passed_through() -> None:
+def test_elastic_handler_is_wrapped() -> None:
     dynamic = Dynamic(SEAT)
     handler = agent_handler(dynamic, 1, 0)
-    assert isinstance(handler, Elastic)
+    assert isinstance(handler, ElasticHandler)
     found = handler.next_round("a node was lost")
     assert (found.assignment, found.master) == (SEAT, ("h", 5))
     handler.leave("done")
     assert dynamic.log == ["", "a node was lost", "leave done", "shutdown"]
 
 
-def test_the_callback_gets_the_view() -> None:
+def test_callback_gets_the_view() -> None:
     dynamic, views = Dynamic(SEAT), list[View]()
-    end = Elastic(dynamic).on_change(views.append)
+    end = ElasticHandler(dynamic).on_change(views.append)
     dynamic._notify()
     end()
     dynamic._notify()
     assert views == [View(waiting=3)]
 
 
-def test_a_failed_background_thread_is_in_the_view() -> None:
+def test_error_of_a_background_thread_is_in_the_view() -> None:
     error = RendezvousStateError("the thread failed")
-    assert Elastic(Dynamic(SEAT, error)).view().error is error
+    assert ElasticHandler(Dynamic(SEAT, error)).view().error is error
 
 
-def test_members_are_asked_for_where_there_are_few() -> None:
+def test_members_are_requested_in_small_runs() -> None:
     dynamic = Dynamic(SEAT)
-    handler = Elastic(dynamic)
+    handler = ElasticHandler(dynamic)
     handler.waiting_for()
     handler.waiting_for()
     assert dynamic.log[1:] == ["brief", "whole", "whole"]
     many = Dynamic(SEAT)
     many.wanted = Settings(2, NAMED_NODES + 1)
-    handler = Elastic(many)
+    handler = ElasticHandler(many)
     handler.waiting_for()
     handler.waiting_for()
     assert many.log[1:] == ["brief", "brief"]
 
 
-def test_a_notice_is_passed_on() -> None:
+def test_notice_reaches_the_handler() -> None:
     dynamic = Dynamic(SEAT)
-    Elastic(dynamic).notice("SIGUSR2", 60.0)
+    ElasticHandler(dynamic).notice("SIGUSR2", 60.0)
     assert dynamic.log[1:] == ["notice SIGUSR2 60.0"]

@@ -1,14 +1,18 @@
+import os
 import queue
 import threading
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 from tests.agent.test_loop import LIMIT_SECONDS, FakeHandler, sealed
 
 from rallypoint import backoff
-from rallypoint.agent.join.handlers import Round
-from rallypoint.agent.join.health_check import Checkup
-from rallypoint.agent.join.joining import Joining
+from rallypoint.agent.join.handlers import SealedRound
+from rallypoint.agent.join.joining import HealthCheck, Joiner
 from rallypoint.agent.policy import events as e
+from rallypoint.agent.workers import process_tree
 from rallypoint.core.events import RunClosed
 from rallypoint.core.state import Failure, Verdict
 from rallypoint.errors import (
@@ -22,8 +26,8 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.view import View
 
 
-class Checks(Checkup):
-    """Answers what it was made with, and then that the node is well."""
+class Checks(HealthCheck):
+    """Returns the given problems one by one, then none."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
@@ -33,17 +37,17 @@ class Checks(Checkup):
 
 
 def joined(
-    handler: FakeHandler, seconds: float = 600.0, checkup: Checkup | None = None
-) -> Round | e.JoinFailed:
-    answers: queue.Queue[Round | e.JoinFailed] = queue.Queue()
-    joining = Joining(handler, answers.put, seconds, checkup)
-    joining.begin("because")
+    handler: FakeHandler, seconds: float = 600.0, health_check: HealthCheck | None = None
+) -> SealedRound | e.JoinFailed:
+    answers: queue.Queue[SealedRound | e.JoinFailed] = queue.Queue()
+    joiner = Joiner(handler, answers.put, seconds, health_check)
+    joiner.begin("because")
     answer = answers.get(timeout=LIMIT_SECONDS)
-    joining.end()
+    joiner.end()
     return answer
 
 
-def test_a_round_is_the_answer() -> None:
+def test_sealed_round_is_the_answer() -> None:
     assert joined(FakeHandler(sealed(1))) == sealed(1)
 
 
@@ -58,24 +62,24 @@ def test_a_round_is_the_answer() -> None:
         (AuthenticationError("x"), e.JoinError.REFUSED),
     ],
 )
-def test_each_error_has_its_kind(error: Exception, kind: e.JoinError) -> None:
+def test_each_error_has_a_kind(error: Exception, kind: e.JoinError) -> None:
     assert joined(FakeHandler(error)) == e.JoinFailed(kind, "x")
 
 
-def test_a_wrong_token_is_a_refusal_wherever_it_is_found() -> None:
+def test_wrong_token_counts_as_refused() -> None:
     error = RendezvousConnectionError("x")
     error.__cause__ = AuthenticationError("unknown token")
     assert joined(FakeHandler(error)) == e.JoinFailed(e.JoinError.REFUSED, "x")
 
 
-def test_a_fault_of_ours_is_shown_whole() -> None:
+def test_internal_error_keeps_its_traceback() -> None:
     answer = joined(FakeHandler(KeyError("oh")))
     assert isinstance(answer, e.JoinFailed)
     assert answer.error is e.JoinError.OTHER
     assert "Traceback" in answer.text
 
 
-def test_what_became_of_a_closed_run_is_told_along() -> None:
+def test_failed_join_carries_the_verdict_of_a_closed_run() -> None:
     handler = FakeHandler(RendezvousClosedError("x"))
     failure = Failure("node-b", 0, 0, 1)
     closed = RunClosed(1, 1, "node-b", "noon", "budget", Verdict.BUDGET, (failure,))
@@ -83,7 +87,7 @@ def test_what_became_of_a_closed_run_is_told_along() -> None:
     assert joined(handler) == e.JoinFailed(e.JoinError.CLOSED, "x", (failure,), Verdict.BUDGET)
 
 
-def test_h1_a_node_takes_no_seat_until_it_is_well(
+def test_h1_node_does_not_join_until_it_is_healthy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.01)
@@ -91,37 +95,77 @@ def test_h1_a_node_takes_no_seat_until_it_is_well(
     assert joined(handler, 600.0, Checks("no disk", "still no disk")) == sealed(1)
     assert handler.log == ["join: because"]
     out = capsys.readouterr().out
-    assert "no disk; this node takes no seat; looking again in 0.01 s" in out
-    assert "still no disk; this node takes no seat; looking again in 0.02 s" in out
+    assert "no disk; this node does not join; checking again in 0.01 s" in out
+    assert "still no disk; this node does not join; checking again in 0.02 s" in out
 
 
-def test_h1_a_node_that_is_not_well_in_time_says_so() -> None:
+def test_h1_join_fails_if_the_node_is_not_healthy_in_time() -> None:
     handler = FakeHandler(sealed(1))
     answer = joined(handler, 0.5, Checks("no disk"))
     assert answer == e.JoinFailed(
         e.JoinError.UNHEALTHY,
-        "no disk; this node takes no seat, and was not well within 0.5 s (--join-timeout)",
+        "no disk; this node did not join, since it was not healthy within 0.5 s (--join-timeout)",
     )
-    assert handler.log == [], "it has asked for nothing"
+    assert handler.log == [], "it has not joined"
 
 
-def test_an_agent_that_ends_waits_for_no_health() -> None:
-    answers: queue.Queue[Round | e.JoinFailed] = queue.Queue()
-    joining = Joining(FakeHandler(), answers.put, 600.0, Checks(*["no disk"] * 9))
-    joining.begin("")
-    threading.Timer(0.05, joining.end).start()
+def test_ending_agent_does_not_wait_for_health() -> None:
+    answers: queue.Queue[SealedRound | e.JoinFailed] = queue.Queue()
+    joiner = Joiner(FakeHandler(), answers.put, 600.0, Checks(*["no disk"] * 9))
+    joiner.begin("")
+    threading.Timer(0.05, joiner.end).start()
     answer = answers.get(timeout=LIMIT_SECONDS)
     assert answer == e.JoinFailed(e.JoinError.UNHEALTHY, "the agent ends")
 
 
-def test_why_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    answers: queue.Queue[Round | e.JoinFailed] = queue.Queue()
-    joining = Joining(FakeHandler(sealed(1), sealed(2)), answers.put, 600.0)
-    joining.begin("its worker failed", told=True)
+def test_reason_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: queue.Queue[SealedRound | e.JoinFailed] = queue.Queue()
+    joiner = Joiner(FakeHandler(sealed(1), sealed(2)), answers.put, 600.0)
+    joiner.begin("its worker failed", told=True)
     answers.get(timeout=LIMIT_SECONDS)
-    joining.end()
+    joiner.end()
     assert capsys.readouterr().out == ""
-    joining.begin("was fenced")
+    joiner.begin("was fenced")
     answers.get(timeout=LIMIT_SECONDS)
-    joining.end()
+    joiner.end()
     assert capsys.readouterr().out == "rallypoint: joining the next round: was fenced\n"
+
+
+def problem_of(command: str, seconds: float = 20.0) -> str:
+    return HealthCheck(command, seconds, os.environ).run()
+
+
+def test_healthy_node_has_no_problem() -> None:
+    assert problem_of("echo fine; true") == ""
+
+
+def test_failed_health_check_quotes_its_last_lines() -> None:
+    assert problem_of("seq 1 9; echo no disk >&2; exit 3") == (
+        "the health check 'seq 1 9; echo no disk >&2; exit 3' failed with exit code 3: "
+        "6 | 7 | 8 | 9 | no disk"
+    )
+    assert problem_of("kill -9 $$") == "the health check 'kill -9 $$' failed with signal 9"
+    assert "exit code 127" in problem_of("/no/such/program")
+
+
+def test_health_check_is_killed_with_its_children_at_the_limit(tmp_path: Path) -> None:
+    watched: list[int] = []
+    forgotten: list[int] = []
+    command = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
+    health_check = HealthCheck(
+        command, 0.5, os.environ, lambda roots: watched.extend(roots), forgotten.extend
+    )
+    began = time.monotonic()
+    assert "took longer than 0.5 s (--health-check-timeout)" in health_check.run()
+    assert time.monotonic() - began < 15
+    child = int((tmp_path / "pid").read_text())
+    assert process_tree.state_of(child) in ("", psutil.STATUS_ZOMBIE)
+    assert watched == forgotten != []
+
+
+def test_missing_shell_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: object, **_kwargs: object) -> None:
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr("rallypoint.agent.join.joining.subprocess.Popen", fails)
+    assert problem_of("true") == "the health check 'true' cannot be run: No such file or directory"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 import pytest
 
 from rallypoint.agent.join import progress
-from rallypoint.agent.join.progress import Waiting
-from rallypoint.agent.reporting import report
+from rallypoint.agent.join.progress import JoinProgress
+from rallypoint.agent.reporting import console
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.testing.fakes import ManualClock
 
 
-def told(reason: str) -> Report:
+def report_of(reason: str) -> Report:
     return Report("run", "gathering", 1, 1, reason)
 
 
@@ -39,31 +39,33 @@ def answers(*reasons: str | Exception) -> Callable[[], Report | None]:
         answer = next(rest, "more")
         if isinstance(answer, Exception):
             raise answer
-        return told(answer)
+        return report_of(answer)
 
     return ask
 
 
-def test_waiting_is_told_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "INTERVALS_SECONDS", (0.001, 0.002))
     lines = Lines(3)
-    shown = Waiting(answers("1 of 2 nodes", RuntimeError("gone"), "2 of 2 nodes"), 600.0, lines)
+    shown = JoinProgress(
+        answers("1 of 2 nodes", RuntimeError("gone"), "2 of 2 nodes"), 600.0, lines
+    )
     shown.start()
     found = lines.wait()
     shown.stop()
     assert found[0].startswith("1 of 2 nodes; join ends in 9 min 5")
-    assert found[1] == "cannot ask what is being waited for: gone"
+    assert found[1] == "cannot ask the coordinator about the run: gone"
     assert found[2].startswith("2 of 2 nodes; join ends in")
 
 
-def test_a_live_line_asks_seldom_and_counts_on(manual_clock: ManualClock) -> None:
+def test_live_line_asks_seldom_and_counts_locally(manual_clock: ManualClock) -> None:
     asked: list[int] = []
 
     def ask() -> Report:
         asked.append(1)
-        return told(f"answer {len(asked)}")
+        return report_of(f"answer {len(asked)}")
 
-    shown = Waiting(ask, 30.0, show=lambda _line: None, clock=manual_clock)
+    shown = JoinProgress(ask, 30.0, show=lambda _line: None, clock=manual_clock)
     lines = []
     for _ in range(8):
         lines.append(shown.line())
@@ -73,35 +75,35 @@ def test_a_live_line_asks_seldom_and_counts_on(manual_clock: ManualClock) -> Non
     assert len(asked) == 2
 
 
-def test_a_live_line_changes_and_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_line_is_updated_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LIVE_SECONDS", 0.001)
     lines = Lines(5)
-    shown = Waiting(answers("1 of 2"), 600.0, pytest.fail, lines)
+    shown = JoinProgress(answers("1 of 2"), 600.0, pytest.fail, lines)
     shown.start()
     lines.wait()
     shown.stop()
     assert lines.lines[-1] == ""
 
 
-def test_a_live_line_fits_the_terminal(
+def test_live_line_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     for text in ("1 of 2", "1 of 2 nodes", "x" * 100, ""):
         progress.live_line(text)
     shown = ["", "rallypoint: 1 of 2", "1 of 2 nodes", "x" * 19, ""]
-    assert capsys.readouterr().out.split(report.CLEAR_LINE) == shown
+    assert capsys.readouterr().out.split(console.CLEAR_LINE) == shown
 
 
-def test_nothing_is_told_where_nothing_can_be_known() -> None:
-    assert Waiting(lambda: None, 600.0, pytest.fail).line() == ""
+def test_no_line_without_a_report() -> None:
+    assert JoinProgress(lambda: None, 600.0, pytest.fail).line() == ""
 
 
-def test_the_doctor_looks_once_when_a_join_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_join_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EXAMINE_SECONDS", 0.001)
     for look, line in ((lambda: "doctor: x", "doctor: x"), (fails, "the doctor failed: ")):
         lines = Lines(1)
-        shown = Waiting(lambda: None, 600.0, lines, examine=look)
+        shown = JoinProgress(lambda: None, 600.0, lines, examine=look)
         shown.start()
         (found,) = lines.wait()
         shown.stop()
@@ -112,14 +114,14 @@ def fails() -> str:
     raise OSError("no network")
 
 
-def test_the_doctor_is_silent_when_the_join_was_quick() -> None:
+def test_short_join_is_not_examined() -> None:
     looked = threading.Event()
 
     def look() -> str:
         looked.set()
         return ""
 
-    shown = Waiting(lambda: None, 600.0, pytest.fail, examine=look)
+    shown = JoinProgress(lambda: None, 600.0, pytest.fail, examine=look)
     shown.start()
     shown.stop()
     assert not looked.is_set()

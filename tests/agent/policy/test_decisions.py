@@ -15,13 +15,13 @@ from rallypoint.agent.policy.decisions import (
     begin,
     decide,
 )
-from rallypoint.agent.policy.membership_change import Rules
-from rallypoint.agent.reporting.exit_codes import (
+from rallypoint.agent.policy.exit_codes import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_NO_RESTART,
     EXIT_NOT_JOINED,
 )
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure, Newcomers, Verdict
 from rallypoint.worker.change import ChangeKind
@@ -31,7 +31,7 @@ START = AgentState(
     "node-a",
     local_world_size=2,
     stop_grace_seconds=GRACE,
-    rules=Rules(gather_seconds=0.5),
+    rules=MembershipRules(gather_seconds=0.5),
     max_restarts=3,
 )
 FAILURE = Failure("node-b", 5, 1, 3)
@@ -54,14 +54,14 @@ OPENED = e.RoundOpened(1, 2, "node-c was lost", ("node-c",))
 CLOSED = e.RunClosed(1, "node-b", "its budget is used up", Verdict.BUDGET, (FAILURE,))
 FINISHED = e.RunClosed(1, "all", "done", Verdict.FINISHED)
 PAUSED = e.Sealed(seat(3, failing=2))
-USR1, PREEMPT = e.SignalToPassOn("SIGUSR1", 10), e.PreemptSignal("SIGUSR2", 12)
-NOTICED = e.NoticesStand((e.Notice("a", "node-a", "maintenance", 20.0, mine=True),))
+USR1, PREEMPT = e.SignalToForward("SIGUSR1", 10), e.PreemptSignal("SIGUSR2", 12)
+NOTICED = e.NoticesChanged((e.Notice("a", "node-a", "maintenance", 20.0, mine=True),))
 HUNG = e.WorkerHung(1, 1, 40, 61.0, "noon", ("a", "b"))
 TERM = e.Signal("SIGTERM", 15)
 CLOSED_TEXT = "the run was closed by node-b: its budget is used up"
 REPORT = Failure("node-a", 3, 1, 9, "", "noon", "a\nb", 1)
 HUNG_REPORT = Failure(
-    "node-a", 3, 1, None, "", "noon", "a\nb\nno step for 61 s, the last was step 40", 1
+    "node-a", 3, 1, None, "", "noon", "a\nb\nno progress for 61 s; the last step was 40", 1
 )
 REPLACED = e.Exit(93, "this node was replaced for good: by b")
 STOP = e.StopWorkers(GRACE)
@@ -88,20 +88,24 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ("a loss after a failure changes nothing", [SEALED, FAILED, OPENED], ()),
     ("an old opening is no news", [SEALED, e.RoundOpened(1, 1, "old")], ()),
     ("an exit of an older round is no news", [e.Sealed(seat(2)), FAILED], ()),
-    ("case-C5: the first newcomer", [SEALED, e.NodesWaiting(1)], (e.StartAdmitTimer(1, 0.5, 1),)),
+    ("case-C5: the first newcomer", [SEALED, e.NodesWaiting(1)], (e.StartChangeTimer(1, 0.5, 1),)),
     ("case-C5: the second is gathered", [SEALED, e.NodesWaiting(1), e.NodesWaiting(2)], ()),
     (
         "case-C5: then stop once",
-        [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.AdmitDue(1, 1)],
+        [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.ChangeTimerElapsed(1, 1)],
         (STOP,),
     ),
     (
         "case-C5: one new round for both",
-        [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.AdmitDue(1, 1), STOPPED],
+        [SEALED, e.NodesWaiting(1), e.NodesWaiting(2), e.ChangeTimerElapsed(1, 1), STOPPED],
         (e.Join("2 nodes wait"),),
     ),
-    ("newcomers left again", [SEALED, e.NodesWaiting(1), e.NodesWaiting(0), e.AdmitDue(1, 1)], ()),
-    ("an old timer", [e.Sealed(seat(2)), e.NodesWaiting(1), e.AdmitDue(1, 1)], ()),
+    (
+        "newcomers left again",
+        [SEALED, e.NodesWaiting(1), e.NodesWaiting(0), e.ChangeTimerElapsed(1, 1)],
+        (),
+    ),
+    ("an old timer", [e.Sealed(seat(2)), e.NodesWaiting(1), e.ChangeTimerElapsed(1, 1)], ()),
     ("closed while working", [SEALED, CLOSED], (STOP,)),
     (
         "the budget is used up",
@@ -132,12 +136,12 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
             ),
         ),
     ),
-    ("then starts", [PAUSED, e.BackoffOver(3)], (e.StartWorkers(seat(3, failing=2)),)),
-    ("an old pause", [PAUSED, e.BackoffOver(2)], ()),
+    ("then starts", [PAUSED, e.BackoffElapsed(3)], (e.StartWorkers(seat(3, failing=2)),)),
+    ("an old pause", [PAUSED, e.BackoffElapsed(2)], ()),
     (
         "who came during the pause is let in after it",
-        [PAUSED, e.NodesWaiting(1), e.BackoffOver(3)],
-        (e.StartWorkers(seat(3, failing=2)), e.StartAdmitTimer(3, 0.5, 1)),
+        [PAUSED, e.NodesWaiting(1), e.BackoffElapsed(3)],
+        (e.StartWorkers(seat(3, failing=2)), e.StartChangeTimer(3, 0.5, 1)),
     ),
     ("a loss during the pause", [PAUSED, e.RoundOpened(1, 4, "lost c")], (e.Join("lost c"),)),
     ("an old opening during the pause", [PAUSED, OPENED], ()),
@@ -156,15 +160,15 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ("our fault during it", [PAUSED, e.AgentFailed("x")], (e.Leave("x"), e.Exit(1, "x"))),
     ("a worker hangs", [SEALED, HUNG], (e.ReportFailure(HUNG_REPORT), STOP)),
     ("hung in an older round", [e.Sealed(seat(2)), HUNG], ()),
-    ("a signal for the workers", [SEALED, USR1], (e.PassOn("SIGUSR1", 10),)),
-    ("also in their grace", [SEALED, TERM, USR1], (e.PassOn("SIGUSR1", 10),)),
+    ("a signal for the workers", [SEALED, USR1], (e.ForwardSignal("SIGUSR1", 10),)),
+    ("also in their grace", [SEALED, TERM, USR1], (e.ForwardSignal("SIGUSR1", 10),)),
     ("there are no workers", [USR1], ()),
     (
         "to be taken away: all save first",
         [SEALED, PREEMPT],
         (
             e.AskToSave(1, 1, ChangeKind.LEAVING, "this node", "received SIGUSR2", 60.0, True),
-            e.StartAdmitTimer(1, 60.0, 1),
+            e.StartChangeTimer(1, 60.0, 1),
             e.GiveNotice("received SIGUSR2", 60.0),
         ),
     ),
@@ -181,11 +185,11 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     ),
     (
         "a notice while pausing",
-        [PAUSED, NOTICED, e.BackoffOver(3)],
+        [PAUSED, NOTICED, e.BackoffElapsed(3)],
         (
             e.StartWorkers(seat(3, failing=2)),
             e.AskToSave(1, 3, ChangeKind.LEAVING, "node-a", "maintenance", 20.0, True),
-            e.StartAdmitTimer(3, 20.0, 1),
+            e.StartChangeTimer(3, 20.0, 1),
         ),
     ),
     ("while a round changes", [SEALED, OPENED, PREEMPT], (e.GiveNotice("received SIGUSR2"),)),
@@ -228,17 +232,17 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
 @pytest.mark.parametrize(
     ("events", "actions"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_table(events: list[e.Event], actions: tuple[e.Action, ...]) -> None:
+def test_decisions(events: list[e.Event], actions: tuple[e.Action, ...]) -> None:
     assert after(*events).actions == actions
 
 
-def test_reasons_are_words_a_user_can_act_on() -> None:
+def test_reasons_are_plain_sentences() -> None:
     assert after(SEALED).reason == "round 1 is sealed: all came"
     assert after(SEALED, OPENED).reason == "round 2 opens: node-c was lost"
     assert after(SEALED, FAILED).reason == "rank 3 (local 1) on node-a: exit code 9 at noon"
 
 
-def test_the_first_cause_is_what_is_joined_for() -> None:
+def test_first_cause_is_the_reason_of_the_join() -> None:
     state = after(SEALED, FAILED, OPENED, e.NodesWaiting(3), e.Fenced("late")).state
     assert isinstance(state.phase, Stopping)
     assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}", told=True)
@@ -246,7 +250,7 @@ def test_the_first_cause_is_what_is_joined_for() -> None:
 
 ANY_EVENT = st.one_of(
     st.builds(e.Sealed, st.builds(seat, st.integers(1, 4), st.just(1), st.integers(0, 2))),
-    st.builds(e.BackoffOver, st.integers(1, 4)),
+    st.builds(e.BackoffElapsed, st.integers(1, 4)),
     st.builds(e.WorkerHung, st.integers(1, 4), st.integers(0, 1), st.just(7), st.just(9.0)),
     st.just(USR1),
     st.just(PREEMPT),
@@ -255,9 +259,9 @@ ANY_EVENT = st.one_of(
     st.builds(e.RoundOpened, st.just(1), st.integers(1, 5), st.just("why")),
     st.builds(e.NodesWaiting, st.integers(0, 3)),
     st.just(NOTICED),
-    st.just(e.NoticesStand(())),
+    st.just(e.NoticesChanged(())),
     st.builds(e.WorkersSaved, st.integers(1, 4), st.just(7)),
-    st.builds(e.AdmitDue, st.integers(1, 4), st.integers(1, 3)),
+    st.builds(e.ChangeTimerElapsed, st.integers(1, 4), st.integers(1, 3)),
     st.builds(e.RunClosed, st.just(1), st.just("x"), st.just("y"), st.sampled_from(Verdict)),
     st.builds(e.Fenced, st.just("z")),
     st.builds(e.JoinFailed, st.sampled_from(list(e.JoinError)), st.just("t")),
@@ -267,10 +271,10 @@ ANY_EVENT = st.one_of(
 
 
 @given(st.lists(ANY_EVENT, max_size=40), st.sampled_from(Newcomers))
-def test_whatever_happens_the_actions_make_sense(events: list[e.Event], admit: Newcomers) -> None:
+def test_any_events_give_valid_actions(events: list[e.Event], admit: Newcomers) -> None:
     running = stopping = over = False
     joining = True
-    decision = begin(msgspec.structs.replace(START, rules=Rules(admit)))
+    decision = begin(msgspec.structs.replace(START, rules=MembershipRules(admit)))
     for event in events:
         before = decision.state.phase
         pausing = isinstance(before, Pausing)

@@ -15,11 +15,11 @@ def test_events_and_actions_are_frozen_values(noun: type[msgspec.Struct]) -> Non
     assert noun.__doc__
 
 
-def test_no_noun_is_both_event_and_action() -> None:
+def test_no_type_is_both_event_and_action() -> None:
     assert len(set(NOUNS)) == len(NOUNS)
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_a_run_that_has_finished_went_well(verdict: Verdict) -> None:
+def test_run_closed_is_finished_only_by_its_verdict(verdict: Verdict) -> None:
     closed = events.RunClosed(1, "someone", "enough", verdict)
     assert closed.finished is (verdict is Verdict.FINISHED)

@@ -5,14 +5,14 @@ import pytest
 
 from rallypoint.agent.policy import events as e
 from rallypoint.agent.policy.membership_change import (
-    Admission,
+    MembershipRules,
+    MembershipState,
     Outcome,
-    Rules,
-    asked_to_go,
+    asked_to_leave,
     decide,
     end_of,
     wait,
-    will_go,
+    will_leave,
 )
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Newcomers
@@ -23,7 +23,7 @@ END = e.Exit(143, "received SIGTERM")
 MINE = e.Notice("a", "node-a", "maintenance", 20.0, mine=True)
 OTHERS = e.Notice("b", "node-b", "spot reclaim")
 OTHERS_SOONER = msgspec.structs.replace(OTHERS, seconds=9.0)
-SOONER = e.NoticesStand((MINE,))
+SOONER = e.NoticesChanged((MINE,))
 NEWS = e.NodesWaiting(1)
 
 
@@ -31,8 +31,8 @@ def seat(rank: int) -> Assignment:
     return Assignment(1, 4, rank, 3, rank, 3, rank, 3, "h", 1, 0, "all came")
 
 
-def rules(admit: Newcomers) -> Rules:
-    return Rules(admit, gather_seconds=0.5, grace_seconds=60.0)
+def rules(admit: Newcomers) -> MembershipRules:
+    return MembershipRules(admit, gather_seconds=0.5, grace_seconds=60.0)
 
 
 class Go:
@@ -44,13 +44,13 @@ class WillGo:
 
 
 def after(admit: Newcomers, rank: int, *events: object) -> Outcome:
-    outcome = Outcome(Admission())
+    outcome = Outcome(MembershipState())
     for event in events:
-        known = (outcome.admission, rules(admit), seat(rank))
+        known = (outcome.membership, rules(admit), seat(rank))
         if isinstance(event, Go):
-            outcome = asked_to_go(*known, END)
+            outcome = asked_to_leave(*known, END)
         elif isinstance(event, WillGo):
-            outcome = will_go(*known, END)
+            outcome = will_leave(*known, END)
         else:
             outcome = decide(*known, event)  # type: ignore[arg-type]
     return outcome
@@ -60,12 +60,12 @@ def ask(kind: ChangeKind, who: str, why: str, seconds: float, watch: bool) -> e.
     return e.AskToSave(1, 4, kind, who, why, seconds, watch)
 
 
-def timer(seconds: float, number: int) -> e.StartAdmitTimer:
-    return e.StartAdmitTimer(4, seconds, number)
+def timer(seconds: float, number: int) -> e.StartChangeTimer:
+    return e.StartChangeTimer(4, seconds, number)
 
 
 NOW, CHECKPOINT, NEVER = Newcomers
-SAVED, DUE = e.WorkersSaved(4, 70), e.AdmitDue(4, 1)
+SAVED, DUE = e.WorkersSaved(4, 70), e.ChangeTimerElapsed(4, 1)
 ONE_WAITS = ask(JOINING, "1 node", "1 node waits", 60.0, True)
 LATE = "; the workers have not saved in"
 LATE_20 = e.Exit(143, f"{END.text}{LATE} 20 s")
@@ -79,7 +79,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
     ("now: gone again", NOW, 0, [NEWS, e.NodesWaiting(0), DUE], (), None),
     ("now: another comes", NOW, 0, [NEWS, e.NodesWaiting(0), DUE, NEWS], (timer(0.5, 2),), None),
     ("now: go at once", NOW, 0, [Go()], (), END),
-    ("now: another round's timer", NOW, 0, [NEWS, e.AdmitDue(3, 1)], (), None),
+    ("now: another round's timer", NOW, 0, [NEWS, e.ChangeTimerElapsed(3, 1)], (), None),
     ("never: wait", NEVER, 0, [NEWS], (), None),
     ("never: go at once", NEVER, 0, [Go()], (), END),
     ("ask first", CHECKPOINT, 0, [NEWS], (ONE_WAITS, timer(60.0, 1)), None),
@@ -102,13 +102,13 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
     ),
     ("saved in another round", CHECKPOINT, 0, [NEWS, e.WorkersSaved(3, 70)], (), None),
     ("the grace is over", CHECKPOINT, 0, [NEWS, DUE], (), e.Join(f"1 node waits{LATE} 60 s")),
-    ("called off", CHECKPOINT, 0, [NEWS, e.NodesWaiting(0)], (e.TakeBack(),), None),
+    ("called off", CHECKPOINT, 0, [NEWS, e.NodesWaiting(0)], (e.CancelChange(),), None),
     (
         "called off while they saved: go on",
         CHECKPOINT,
         0,
         [NEWS, e.NodesWaiting(0), SAVED],
-        (e.LetGoOn(1, 4, 70),),
+        (e.ReleaseWorkers(1, 4, 70),),
         None,
     ),
     ("the timer of what was called off", CHECKPOINT, 0, [NEWS, e.NodesWaiting(0), DUE], (), None),
@@ -147,7 +147,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "one's own notice comes back: nothing new",
         CHECKPOINT,
         2,
-        [Go(), e.NoticesStand((msgspec.structs.replace(MINE, seconds=60.0),))],
+        [Go(), e.NoticesChanged((msgspec.structs.replace(MINE, seconds=60.0),))],
         (),
         None,
     ),
@@ -163,7 +163,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "its time is over",
         CHECKPOINT,
         2,
-        [Go(), e.NoticesStand((MINE,)), e.AdmitDue(4, 2)],
+        [Go(), e.NoticesChanged((MINE,)), e.ChangeTimerElapsed(4, 2)],
         (),
         LATE_20,
     ),
@@ -171,7 +171,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "the first time ends sooner",
         CHECKPOINT,
         2,
-        [Go(), e.NoticesStand((MINE,)), DUE],
+        [Go(), e.NoticesChanged((MINE,)), DUE],
         (),
         LATE_20,
     ),
@@ -180,8 +180,8 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         NOW,
         2,
         [
-            e.NoticesStand((OTHERS,)),
-            e.NoticesStand((msgspec.structs.replace(OTHERS, seconds=9.0),)),
+            e.NoticesChanged((OTHERS,)),
+            e.NoticesChanged((msgspec.structs.replace(OTHERS, seconds=9.0),)),
         ],
         (timer(9.0, 2),),
         None,
@@ -212,7 +212,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "a notice for this node, of another",
         NEVER,
         2,
-        [e.NoticesStand((OTHERS, MINE))],
+        [e.NoticesChanged((OTHERS, MINE))],
         (ask(LEAVING, "node-a", "maintenance", 20.0, True), timer(20.0, 1)),
         None,
     ),
@@ -220,7 +220,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "a notice of long ahead: the grace is for saving, not for waiting",
         NEVER,
         2,
-        [e.NoticesStand((msgspec.structs.replace(MINE, seconds=600.0),))],
+        [e.NoticesChanged((msgspec.structs.replace(MINE, seconds=600.0),))],
         (ask(LEAVING, "node-a", "maintenance", 60.0, True), timer(60.0, 1)),
         None,
     ),
@@ -228,7 +228,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "followed",
         NEVER,
         2,
-        [e.NoticesStand((MINE,)), SAVED],
+        [e.NoticesChanged((MINE,)), SAVED],
         (),
         e.Exit(143, f"this node leaves: maintenance{ALL_SAVED}"),
     ),
@@ -236,26 +236,26 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "a notice for another",
         NOW,
         2,
-        [e.NoticesStand((OTHERS,))],
+        [e.NoticesChanged((OTHERS,))],
         (ask(LEAVING, "node-b", "spot reclaim", 60.0, False), timer(60.0, 1)),
         None,
     ),
-    ("it leaves by itself", NOW, 0, [e.NoticesStand((OTHERS,)), SAVED], (), None),
-    ("newcomers wait for it", NOW, 0, [e.NoticesStand((OTHERS,)), NEWS], (), None),
+    ("it leaves by itself", NOW, 0, [e.NoticesChanged((OTHERS,)), SAVED], (), None),
+    ("newcomers wait for it", NOW, 0, [e.NoticesChanged((OTHERS,)), NEWS], (), None),
     (
         "and come in with its save",
         NOW,
         0,
-        [e.NoticesStand((OTHERS,)), NEWS, SAVED],
+        [e.NoticesChanged((OTHERS,)), NEWS, SAVED],
         (),
         e.Join(f"1 node waits{ALL_SAVED}"),
     ),
-    ("it has not left", NEVER, 0, [e.NoticesStand((OTHERS,)), DUE], (e.TakeBack(),), None),
+    ("it has not left", NEVER, 0, [e.NoticesChanged((OTHERS,)), DUE], (e.CancelChange(),), None),
     (
         "and is not waited for again",
         NEVER,
         0,
-        [e.NoticesStand((OTHERS,)), DUE, e.NoticesStand((OTHERS,))],
+        [e.NoticesChanged((OTHERS,)), DUE, e.NoticesChanged((OTHERS,))],
         (),
         None,
     ),
@@ -263,7 +263,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "another one is",
         NEVER,
         0,
-        [e.NoticesStand((OTHERS,)), DUE, e.NoticesStand((OTHERS, MINE))],
+        [e.NoticesChanged((OTHERS,)), DUE, e.NoticesChanged((OTHERS, MINE))],
         (ask(LEAVING, "node-a", "maintenance", 20.0, True), timer(20.0, 2)),
         None,
     ),
@@ -271,8 +271,8 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
         "a notice taken back lets newcomers in",
         NOW,
         0,
-        [e.NoticesStand((OTHERS,)), NEWS, e.NoticesStand(())],
-        (e.TakeBack(), timer(0.5, 2)),
+        [e.NoticesChanged((OTHERS,)), NEWS, e.NoticesChanged(())],
+        (e.CancelChange(), timer(0.5, 2)),
         None,
     ),
 ]
@@ -283,7 +283,7 @@ TABLE: list[tuple[str, Newcomers, int, list[object], tuple[e.Action, ...], objec
     [r[1:] for r in TABLE],
     ids=[r[0] for r in TABLE],
 )
-def test_table(
+def test_outcomes(
     admit: Newcomers, rank: int, events: list[object], actions: tuple[e.Action, ...], then: object
 ) -> None:
     outcome = after(admit, rank, *events)
@@ -298,25 +298,25 @@ def test_table(
         (CHECKPOINT, [NEWS, SAVED], "1 node waits; all workers have saved at step 70"),
         (CHECKPOINT, [NEWS, e.NodesWaiting(0)], "no change is pending any more (1 node waits)"),
         (CHECKPOINT, [Go()], "received SIGTERM: the workers have 60 s to save first"),
-        (NOW, [e.NoticesStand((OTHERS,)), DUE], "node-b has not left in 60 s"),
+        (NOW, [e.NoticesChanged((OTHERS,)), DUE], "node-b has not left in 60 s"),
         (
             CHECKPOINT,
             [NEWS, e.NodesWaiting(0), SAVED],
-            "the workers have saved, but no change is pending any more",
+            "the workers have saved, but no change is pending",
         ),
     ],
 )
-def test_every_decision_has_its_reason(admit: Newcomers, events: list[object], reason: str) -> None:
+def test_every_outcome_has_a_reason(admit: Newcomers, events: list[object], reason: str) -> None:
     assert after(admit, 0, *events).reason == reason
 
 
-def test_a_node_that_leaves_does_not_join_again() -> None:
-    assert end_of(Admission()) is None
-    assert end_of(after(CHECKPOINT, 0, Go()).admission) == END
-    assert end_of(after(NOW, 0, e.NoticesStand((OTHERS,))).admission) is None
-    followed = end_of(after(NOW, 0, e.NoticesStand((MINE,))).admission)
+def test_leaving_node_does_not_join_again() -> None:
+    assert end_of(MembershipState()) is None
+    assert end_of(after(CHECKPOINT, 0, Go()).membership) == END
+    assert end_of(after(NOW, 0, e.NoticesChanged((OTHERS,))).membership) is None
+    followed = end_of(after(NOW, 0, e.NoticesChanged((MINE,))).membership)
     assert followed == e.Exit(143, "this node leaves: maintenance")
 
 
-def test_how_many_wait_in_words() -> None:
+def test_wait_counts_nodes() -> None:
     assert [wait(1), wait(2)] == ["1 node waits", "2 nodes wait"]

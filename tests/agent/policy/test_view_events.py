@@ -47,7 +47,7 @@ def test_notices_say_whether_they_are_about_this_node() -> None:
     notices = tuple(NoticeGiven(1, 1, n, n.upper(), "spot", "alice", 25.0) for n in ("a", "b"))
     view = View(notices=notices)
     assert events_of(view, View(), "b") == [
-        e.NoticesStand(
+        e.NoticesChanged(
             (e.Notice("a", "A", "spot", 25.0, False), e.Notice("b", "B", "spot", 25.0, True))
         )
     ]

@@ -8,7 +8,7 @@ import pytest
 from rallypoint.agent.policy import events as e
 from rallypoint.agent.policy.decisions import AgentState, begin, decide
 from rallypoint.agent.reporting import records
-from rallypoint.agent.reporting.event_log import GROUP, Journal, installed
+from rallypoint.agent.reporting.event_log import GROUP, EventLog, installed
 from rallypoint.core.events import Assignment
 from rallypoint.errors import ParameterError
 
@@ -21,18 +21,18 @@ STORY: list[e.Event] = [
 ]
 
 
-def play(journal: Journal) -> None:
+def play(journal: EventLog) -> None:
     decision = begin(AgentState("node-a", 1))
-    journal.note(None, decision)
+    journal.record(None, decision)
     for event in STORY:
         decision = decide(decision.state, event)
-        journal.note(event, decision)
+        journal.record(event, decision)
 
 
-def test_lines_are_added_in_the_documented_form(tmp_path: Path) -> None:
+def test_lines_are_appended_in_the_documented_format(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for _ in range(2):
-        with Journal(str(path), "run", "node-a", dict, lambda: 12.5) as journal:
+        with EventLog(str(path), "run", "node-a", dict, lambda: 12.5) as journal:
             play(journal)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -51,7 +51,7 @@ def test_lines_are_added_in_the_documented_form(tmp_path: Path) -> None:
     }
 
 
-def test_handlers_are_told_and_a_broken_one_only_once(
+def test_broken_handler_is_called_only_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told: list[records.Record] = []
@@ -59,24 +59,24 @@ def test_handlers_are_told_and_a_broken_one_only_once(
     def broken(_record: records.Record) -> None:
         raise ValueError("no")
 
-    with Journal("", "run", "n", lambda: {"good": told.append, "bad": broken}) as journal:
+    with EventLog("", "run", "n", lambda: {"good": told.append, "bad": broken}) as journal:
         play(journal)
     assert len(told) == 10
     assert capsys.readouterr().err.count("'bad' failed") == 1
 
 
-def test_without_file_and_handlers_nothing_is_made() -> None:
-    with Journal("", "run", "n", dict, pytest.fail) as journal:
+def test_without_file_and_handlers_no_record_is_made() -> None:
+    with EventLog("", "run", "n", dict, pytest.fail) as journal:
         play(journal)
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"--events .*: Is a directory"):
-        Journal(str(tmp_path), "run", "n", dict).__enter__()
+        EventLog(str(tmp_path), "run", "n", dict).__enter__()
 
 
-def test_a_full_disk_costs_the_log_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with Journal("/dev/full", "run", "n", dict) as journal:
+def test_full_disk_ends_the_log_but_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with EventLog("/dev/full", "run", "n", dict) as journal:
         play(journal)
     assert capsys.readouterr().err == (
         "rallypoint: --events /dev/full: No space left on device; going on without it\n"

@@ -6,8 +6,22 @@ from tests.cli.golden import check
 from tests.core.builders import a_node, a_settings
 
 from rallypoint.agent.policy.decisions import AgentState, Decision
-from rallypoint.agent.policy.events import Action, Event, Leave, Signal, StopWorkers, WorkersStopped
-from rallypoint.agent.reporting.messages import stopping_line, waiting_line
+from rallypoint.agent.policy.events import (
+    Action,
+    Event,
+    Exit,
+    Leave,
+    Signal,
+    StopWorkers,
+    WorkersStopped,
+)
+from rallypoint.agent.reporting.messages import (
+    LATER_FAILURES_SHOWN,
+    final_report,
+    stopping_line,
+    waiting_line,
+)
+from rallypoint.core.state import Failure
 from rallypoint.rendezvous.coordinator import NodeStatus, Report, RoundLine, RunningTimer
 
 
@@ -43,7 +57,7 @@ PICTURES = {
 }  # fmt: skip
 
 
-def test_what_a_node_that_waits_tells() -> None:
+def test_waiting_lines_match_the_golden_file() -> None:
     lines = []
     for name, one in PICTURES.items():
         lines += [f"{name}:", f"  {waiting_line(one, 0.0, 560.0)}"]
@@ -51,13 +65,13 @@ def test_what_a_node_that_waits_tells() -> None:
 
 
 @pytest.mark.parametrize(("age", "text"), [(0.0, "node7 8 s ago"), (4.0, "node7 12 s ago")])
-def test_the_time_since_the_report_is_counted(age: float, text: str) -> None:
+def test_age_of_the_report_is_added_to_its_times(age: float, text: str) -> None:
     line = waiting_line(PICTURES["one of the round before is missing"], age, 30.0 - age)
     assert text in line
     assert line.endswith(f"join ends in {30 - age:.0f} s")
 
 
-def test_the_end_of_the_last_call_comes_nearer() -> None:
+def test_last_call_counts_down() -> None:
     assert "last call ends in 10 s" in waiting_line(PICTURES["last call"], 2.0, 9.0)
 
 
@@ -76,7 +90,7 @@ def test_the_end_of_the_last_call_comes_nearer() -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_left_out(one: Report, text: str) -> None:
+def test_unknown_details_are_left_out(one: Report, text: str) -> None:
     assert text in waiting_line(one, 0.0, 560.0)
 
 
@@ -85,14 +99,55 @@ def test_what_is_not_known_is_left_out(one: Report, text: str) -> None:
     [
         (
             Signal("SIGTERM", 15), (StopWorkers(30.0),),
-            "received SIGTERM: stopping the workers, up to 30 s; again to end the grace",
+            "received SIGTERM: stopping the workers within 30 s; send it again to kill them now",
         ),
-        (Signal("SIGINT", 2), (StopWorkers(0.0),), "received SIGINT: ending the workers at once"),
+        (Signal("SIGINT", 2), (StopWorkers(0.0),), "received SIGINT: killing the workers now"),
         (Signal("SIGTERM", 15), (Leave("received SIGTERM"),), ""),
         (WorkersStopped(), (StopWorkers(30.0),), ""),
     ],
 )  # fmt: skip
-def test_a_signal_that_ends_the_workers_is_answered_at_once(
+def test_stopping_line_says_how_a_signal_stops_the_workers(
     event: Event, actions: tuple[Action, ...], line: str
 ) -> None:
     assert stopping_line(event, Decision(AgentState("node", 1), actions)) == line
+
+
+FIRST = Failure("node-a (10.0.0.1) pid 7", 3, 1, 9, "", "12:00:01", "Traceback\nValueError: x", 2)
+LATER = Failure("node-b pid 8", 0, 0, None, "SIGABRT", "12:00:02", "", 2)
+
+
+def test_final_report_names_the_first_failure_then_the_later_ones() -> None:
+    assert final_report(Exit(1, "the run was closed", (FIRST, LATER))) == (
+        "first failure: rank 3 (local 1) on node-a (10.0.0.1) pid 7: exit code 9 at 12:00:01, "
+        "in round 2\n"
+        "  its last lines:\n"
+        "  | Traceback\n"
+        "  | ValueError: x\n"
+        "\n"
+        "later failures, probably its consequences:\n"
+        "  rank 0 (local 0) on node-b pid 8: signal SIGABRT at 12:00:02, in round 2\n"
+        "\n"
+        "the run was closed"
+    )
+
+
+def test_failures_of_later_rounds_are_listed_apart() -> None:
+    text = final_report(Exit(93, "closed", (FIRST, msgspec.structs.replace(LATER, round=5))))
+    assert "consequences" not in text
+    assert "in later rounds:\n  rank 0 (local 0) on node-b pid 8: signal SIGABRT" in text
+
+
+def test_own_failures_are_reported_if_the_coordinator_has_none() -> None:
+    assert "exit code 9" in final_report(Exit(1, "no connection"), [FIRST])
+    assert "(it wrote nothing to stderr)" in final_report(Exit(1), [LATER])
+
+
+def test_further_failures_are_counted() -> None:
+    text = final_report(Exit(1, "", (FIRST, *[LATER] * 20)))
+    assert text.count("node-b") == LATER_FAILURES_SHOWN
+    assert text.endswith("and 12 more")
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_no_report_after_success_or_a_signal(code: int) -> None:
+    assert final_report(Exit(code, "received SIGTERM"), [FIRST]) == ""

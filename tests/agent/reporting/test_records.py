@@ -22,7 +22,7 @@ def kinds(*events: e.Event) -> list[Kind]:
     decision = begin(AgentState("node-a", 1))
     for event in events:
         decision = decide(decision.state, event)
-    return [kind for kind, _why, _data in records.told(events[-1], decision)]
+    return [kind for kind, _why, _data in records.entries(events[-1], decision)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def kinds(*events: e.Event) -> list[Kind]:
             [SEALED, e.RunClosed(1, "b", "why", Verdict.CLOSED)],
             [Kind.CLOSED, Kind.STOPPING],
         ),
-        ([SEALED, e.SignalToPassOn("SIGUSR1", 10)], [Kind.SIGNAL]),
+        ([SEALED, e.SignalToForward("SIGUSR1", 10)], [Kind.SIGNAL]),
         (
             [SEALED, e.PreemptSignal("SIGUSR2", 12)],
             [Kind.SIGNAL, Kind.ASKED_TO_SAVE, Kind.NOTICE],
@@ -60,25 +60,25 @@ def kinds(*events: e.Event) -> list[Kind]:
         ([e.Sealed(CRASHED)], [Kind.SEALED, Kind.BACKOFF]),
     ],
 )  # fmt: skip
-def test_what_is_told(events: list[e.Event], expected: list[Kind]) -> None:
+def test_entries(events: list[e.Event], expected: list[Kind]) -> None:
     assert kinds(*events) == expected
 
 
-def test_the_schema_that_is_shipped_is_current() -> None:
+def test_shipped_schema_is_current() -> None:
     path = Path(rallypoint.__file__).parent / "schemas" / "event.v1.json"
     assert json.loads(path.read_text("utf-8")) == records.json_schema()
 
 
-def test_newcomers_that_wait_are_told() -> None:
+def test_waiting_newcomers_are_recorded() -> None:
     assert kinds(SEALED, e.NodesWaiting(2))[0] is Kind.WAITING
 
 
-def test_the_beginning_is_told_without_an_event() -> None:
-    told = records.told(None, begin(AgentState("node-a", 1)))
+def test_first_decision_is_recorded_without_an_event() -> None:
+    told = records.entries(None, begin(AgentState("node-a", 1)))
     assert [kind for kind, _why, _data in told] == [Kind.JOIN]
 
 
-def test_a_seat_comes_with_a_round_only() -> None:
+def test_only_a_sealed_round_brings_an_assignment() -> None:
     assert records.seat_of(SEALED) is SEAT
     assert records.seat_of(OPENED) is None
     assert records.seat_of(None) is None

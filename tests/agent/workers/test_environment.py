@@ -4,7 +4,7 @@ from rallypoint.core.events import Assignment
 SEAT = Assignment(2, 5, 1, 3, 4, 12, 2, 6, "10.0.0.9", 4711, 1, "why")
 
 
-def test_everything_that_torch_scripts_read() -> None:
+def test_torchrun_variables_are_set() -> None:
     context = WorkerContext("job", 4, "trainer", 3, "tcp://h:29400", "secret", "/errors")
     env = worker_environment({"PATH": "/bin"}, context, SEAT, 2)
     assert env == {
@@ -35,7 +35,7 @@ def test_everything_that_torch_scripts_read() -> None:
     }
 
 
-def test_threads_are_limited_only_for_several_workers_that_say_nothing() -> None:
+def test_omp_threads_are_limited_for_several_workers_unless_set() -> None:
     assert sets_omp_threads({}, 2)
     assert not sets_omp_threads({}, 1)
     assert not sets_omp_threads({"OMP_NUM_THREADS": "8"}, 2)
@@ -44,25 +44,25 @@ def test_threads_are_limited_only_for_several_workers_that_say_nothing() -> None
     assert "OMP_NUM_THREADS" not in worker_environment({}, WorkerContext("j", 1), SEAT, 0)
 
 
-def test_what_is_not_there_is_not_set() -> None:
+def test_absent_values_give_no_variables() -> None:
     env = worker_environment({}, WorkerContext("j", 1), SEAT, 0)
     assert not {"RALLYPOINT_STORE", "RALLYPOINT_TOKEN", "TORCHELASTIC_ERROR_FILE"} & set(env)
 
 
-def test_an_older_round_leaves_nothing_behind() -> None:
+def test_variables_of_an_outer_round_are_replaced() -> None:
     base = {"RANK": "99", "MASTER_ADDR": "old"}
     env = worker_environment(base, WorkerContext("j", 1), SEAT, 0, ("new", 1))
     assert (env["RANK"], env["MASTER_ADDR"], env["MASTER_PORT"]) == ("4", "new", "1")
 
 
-def test_the_user_may_choose_nccl_error_handling() -> None:
+def test_user_may_set_nccl_error_handling() -> None:
     env = worker_environment(
         {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, WorkerContext("j", 1), SEAT, 0
     )
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
-def test_the_nodes_own_token_is_no_workers() -> None:
+def test_workers_do_not_get_the_nodes_token() -> None:
     base = {"RALLYPOINT_TOKEN": "nodes", "RALLYPOINT_TOKEN_FILE": "/nodes", "HOME": "/h"}
     env = worker_environment(base, WorkerContext("j", 1), SEAT, 0)
     assert env["HOME"] == "/h"

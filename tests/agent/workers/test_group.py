@@ -10,15 +10,15 @@ from tests.agent.test_loop import sealed
 from tests.agent.workers.test_processes import LIMIT_SECONDS, ready, says_pid
 
 from rallypoint.agent.config import AgentConfig
-from rallypoint.agent.output.destinations import OutputPlan
+from rallypoint.agent.output import OutputPlan
 from rallypoint.agent.policy import events as e
 from rallypoint.agent.workers import process_tree
 from rallypoint.agent.workers.environment import WorkerContext
-from rallypoint.agent.workers.group import Crew
+from rallypoint.agent.workers.group import WorkerGroup
 
 
 class Told:
-    """What a crew tells, to be waited for."""
+    """What a workers tells, to be waited for."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[e.Event] = queue.Queue()
@@ -39,15 +39,15 @@ def config(script: str, workers: int = 1, hang_seconds: float = 0.0) -> AgentCon
     )
 
 
-def test_workers_end_with_the_crew_whatever_ends_it(tmp_path: Path) -> None:
+def test_workers_are_killed_when_the_group_exits_with_an_exception(tmp_path: Path) -> None:
     script = says_pid(tmp_path / "pid") + "time.sleep(60)"
     pids: list[int] = []
 
     def fails() -> None:
-        with Crew(config(script), Told().put) as crew:
-            crew.start(sealed(1), {})
+        with WorkerGroup(config(script), Told().put) as workers:
+            workers.start(sealed(1), {})
             pids.append(ready(tmp_path / "pid"))
-            assert {p.pid for p in process_tree.family(crew.mark, {})} == set(pids)
+            assert {p.pid for p in process_tree.family(workers.mark, {})} == set(pids)
             assert {p.pid for p in process_tree.family("outer", {})} == set(pids)
             raise KeyError
 
@@ -56,48 +56,48 @@ def test_workers_end_with_the_crew_whatever_ends_it(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pids[0])
 
 
-def test_a_stop_is_answered(tmp_path: Path) -> None:
+def test_stop_is_answered_by_workers_stopped(tmp_path: Path) -> None:
     told = Told()
-    with Crew(config(says_pid(tmp_path / "pid") + "time.sleep(60)"), told.put) as crew:
-        crew.stop(5.0)
+    with WorkerGroup(config(says_pid(tmp_path / "pid") + "time.sleep(60)"), told.put) as workers:
+        workers.stop(5.0)
         assert told.next() == e.WorkersStopped(), "there are none"
-        crew.start(sealed(1), {})
+        workers.start(sealed(1), {})
         ready(tmp_path / "pid")
-        crew.stop(5.0)
+        workers.stop(5.0)
         exited = told.next()
         assert isinstance(exited, e.WorkerExited)
         assert (exited.round, exited.signal) == (1, "SIGTERM")
         assert told.next() == e.WorkersStopped()
 
 
-def test_a_signal_is_for_the_worker_alone(tmp_path: Path) -> None:
+def test_signal_reaches_the_worker(tmp_path: Path) -> None:
     told = Told()
     script = (
         "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
         + says_pid(tmp_path / "pid")
         + "time.sleep(60)"
     )
-    with Crew(config(script), told.put) as crew:
-        crew.pass_on(signal.SIGUSR1)
-        crew.start(sealed(1), {})
+    with WorkerGroup(config(script), told.put) as workers:
+        workers.send(signal.SIGUSR1)
+        workers.start(sealed(1), {})
         ready(tmp_path / "pid")
-        crew.pass_on(signal.SIGUSR1)
+        workers.send(signal.SIGUSR1)
         exited = told.next()
         assert isinstance(exited, e.WorkerExited)
         assert exited.exit_code == 7
 
 
-def test_a_worker_that_hangs_is_told(tmp_path: Path) -> None:
+def test_hung_worker_is_an_event(tmp_path: Path) -> None:
     told = Told()
     script = "from rallypoint import worker; import time; worker.step(3); time.sleep(60)"
-    with Crew(config(script, hang_seconds=0.5), told.put) as crew:
-        crew.start(sealed(4), {})
+    with WorkerGroup(config(script, hang_seconds=0.5), told.put) as workers:
+        workers.start(sealed(4), {})
         hung = told.next()
         assert isinstance(hung, e.WorkerHung)
         assert (hung.round, hung.step) == (4, 3)
 
 
-def test_what_cannot_be_ended_is_told_by_pid_and_holds_nobody_up(
+def test_unkillable_processes_are_reported_by_pid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process in state D answers no signal until its disk does; here tree.end finds one."""
@@ -108,10 +108,10 @@ def test_what_cannot_be_ended_is_told_by_pid_and_holds_nobody_up(
     monkeypatch.setattr(process_tree, "end", lambda *_args: [InStateD()])
     monkeypatch.setattr(process_tree, "state_of", lambda _pid: psutil.STATUS_DISK_SLEEP)
     told = Told()
-    with Crew(config(""), told.put) as crew:
-        crew.start(sealed(1), {})
+    with WorkerGroup(config(""), told.put) as workers:
+        workers.start(sealed(1), {})
         assert isinstance(told.next(), e.WorkerExited)
-        crew.stop(0.0)
+        workers.stop(0.0)
         assert told.next() == e.WorkersStopped((4711,))
     expected = "could not end these processes, going on without: 4711 (disk-sleep)"
     assert expected in capsys.readouterr().err

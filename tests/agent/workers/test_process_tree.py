@@ -58,7 +58,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_whole_family_is_ended_and_nothing_else(tmp_path: Path) -> None:
+def test_all_descendants_are_killed_and_nothing_else(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
     worker, pids = start(tmp_path / "pids", "mine")
     roots = {worker.pid: process_tree.started_at(worker.pid)}
@@ -71,7 +71,7 @@ def test_the_whole_family_is_ended_and_nothing_else(tmp_path: Path) -> None:
     stranger.wait(LIMIT_SECONDS)
 
 
-def test_the_mark_alone_finds_all(tmp_path: Path) -> None:
+def test_mark_alone_finds_all_descendants(tmp_path: Path) -> None:
     worker, pids = start(tmp_path / "pids", "mine")
     assert {process.pid for process in process_tree.family("mine", {})} == set(pids.values())
     assert {process.pid for process in process_tree.family("outer", {})} == set(pids.values())
@@ -80,7 +80,7 @@ def test_the_mark_alone_finds_all(tmp_path: Path) -> None:
     worker.wait(LIMIT_SECONDS)
 
 
-def test_without_a_mark_parents_and_sessions_find_what_they_can(tmp_path: Path) -> None:
+def test_parents_and_sessions_find_descendants_without_a_mark(tmp_path: Path) -> None:
     worker, pids = start(tmp_path / "pids", "mine")
     roots = {worker.pid: process_tree.started_at(worker.pid)}
     found = {process.pid for process in process_tree.family("no such mark", roots)}
@@ -92,7 +92,7 @@ def test_without_a_mark_parents_and_sessions_find_what_they_can(tmp_path: Path) 
     worker.wait(LIMIT_SECONDS)
 
 
-def test_a_reused_process_id_is_a_stranger(tmp_path: Path) -> None:
+def test_reused_process_id_is_not_found(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True)
     assert (
         process_tree.family("mine", {stranger.pid: process_tree.started_at(stranger.pid) - 1.0})
@@ -102,7 +102,7 @@ def test_a_reused_process_id_is_a_stranger(tmp_path: Path) -> None:
     stranger.wait(LIMIT_SECONDS)
 
 
-def test_what_cannot_be_ended_is_returned_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_processes_are_returned_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         """A process in state D: signals wait until its disk answers."""
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_ended_is_returned_in_time(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began < LIMIT_SECONDS
 
 
-def test_what_is_born_while_others_die_is_ended_too(tmp_path: Path) -> None:
+def test_processes_started_during_the_kill_are_killed_too(tmp_path: Path) -> None:
     script = f"""
 import subprocess, sys, time
 while True:
@@ -134,7 +134,7 @@ while True:
     assert process_tree.family("breeder", {}) == []
 
 
-def test_states_are_told_for_people() -> None:
+def test_state_of_a_process() -> None:
     assert process_tree.state_of(os.getpid()) in ("running", "sleeping")
     assert process_tree.state_of(1 << 30) == ""
     assert process_tree.started_at(1 << 30) == 0.0

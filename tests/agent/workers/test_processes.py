@@ -7,32 +7,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rallypoint.agent.output.destinations import OutputPlan
-from rallypoint.agent.workers.processes import Ended, Spec, WorkerGroup
+from rallypoint.agent.output import OutputPlan
+from rallypoint.agent.workers.processes import WorkerExit, WorkerProcesses, WorkerSpec
 from rallypoint.errors import ParameterError
 
 LIMIT_SECONDS = 20
 
 
 class Group:
-    """A WorkerGroup whose news can be waited for."""
+    """A WorkerProcesses whose news can be waited for."""
 
     def __init__(self) -> None:
-        self.exits: queue.Queue[Ended] = queue.Queue()
+        self.exits: queue.Queue[WorkerExit] = queue.Queue()
         self.failures: queue.Queue[BaseException] = queue.Queue()
         self.stopped: queue.Queue[tuple[int, ...]] = queue.Queue()
         self.reaped: list[int] = []
-        self.group = WorkerGroup(self.exits.put, self.failures.put, self.reaped.extend)
+        self.group = WorkerProcesses(self.exits.put, self.failures.put, self.reaped.extend)
 
     def start(self, *scripts: str) -> None:
         plan = OutputPlan()
         specs = [
-            Spec(rank, (sys.executable, "-c", text), dict(os.environ))
+            WorkerSpec(rank, (sys.executable, "-c", text), dict(os.environ))
             for rank, text in enumerate(scripts)
         ]
         self.group.start(specs, [plan.worker("run", 1, s.local_rank, s.local_rank) for s in specs])
 
-    def ended(self) -> Ended:
+    def ended(self) -> WorkerExit:
         return self.exits.get(timeout=LIMIT_SECONDS)
 
 
@@ -54,22 +54,20 @@ def workers() -> Group:
     return Group()
 
 
-def test_an_exit_is_told_with_its_code_and_last_lines(
-    workers: Group, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_has_a_code_and_last_lines(workers: Group, capfd: pytest.CaptureFixture[str]) -> None:
     workers.start("import sys; print('bad', file=sys.stderr); sys.exit(3)")
-    assert workers.ended() == Ended(0, 3, "", ("bad",))
+    assert workers.ended() == WorkerExit(0, 3, "", ("bad",))
     assert workers.group.kill() == ()
     assert capfd.readouterr().err == "bad\n"
 
 
-def test_a_signal_is_told_by_name(workers: Group) -> None:
+def test_exit_by_a_signal_has_its_name(workers: Group) -> None:
     workers.start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert workers.ended() == Ended(0, None, "SIGKILL", ())
+    assert workers.ended() == WorkerExit(0, None, "SIGKILL", ())
     workers.group.kill()
 
 
-def test_workers_lead_their_own_session_and_read_nothing(
+def test_workers_lead_their_own_session_and_have_no_stdin(
     workers: Group, capfd: pytest.CaptureFixture[str]
 ) -> None:
     workers.start(
@@ -80,7 +78,7 @@ def test_workers_lead_their_own_session_and_read_nothing(
     workers.group.kill()
 
 
-def test_a_worker_that_ends_in_its_grace_is_not_killed(workers: Group, tmp_path: Path) -> None:
+def test_worker_that_exits_within_the_grace_is_not_killed(workers: Group, tmp_path: Path) -> None:
     workers.start(
         "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.3), sys.exit(0)));"
         + says_pid(tmp_path / "pid")
@@ -92,7 +90,7 @@ def test_a_worker_that_ends_in_its_grace_is_not_killed(workers: Group, tmp_path:
     assert workers.stopped.get(timeout=LIMIT_SECONDS) == ()
 
 
-def test_a_deaf_worker_is_killed_with_children_that_left_its_group(
+def test_worker_that_ignores_sigterm_is_killed_with_its_descendants(
     workers: Group, tmp_path: Path
 ) -> None:
     child = f"{says_pid(tmp_path / 'child')} time.sleep(60)"
@@ -111,7 +109,7 @@ def test_a_deaf_worker_is_killed_with_children_that_left_its_group(
     assert workers.reaped == [pid]
 
 
-def test_an_orphan_that_bears_no_mark_was_seen_before(workers: Group, tmp_path: Path) -> None:
+def test_orphan_without_a_mark_is_killed_too(workers: Group, tmp_path: Path) -> None:
     """Its parent ends well within the grace, its environment is wiped, its session its own."""
     child = f"{says_pid(tmp_path / 'child')} time.sleep(60)"
     workers.start(
@@ -128,7 +126,7 @@ def test_an_orphan_that_bears_no_mark_was_seen_before(workers: Group, tmp_path: 
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
 
 
-def test_a_second_stop_shortens_the_grace(workers: Group, tmp_path: Path) -> None:
+def test_second_stop_shortens_the_grace(workers: Group, tmp_path: Path) -> None:
     workers.start(
         "import signal; signal.signal(15, signal.SIG_IGN);"
         + says_pid(tmp_path / "pid")
@@ -142,7 +140,7 @@ def test_a_second_stop_shortens_the_grace(workers: Group, tmp_path: Path) -> Non
     assert workers.ended().signal == "SIGKILL"
 
 
-def test_a_child_that_outlives_a_finished_worker_is_ended(workers: Group, tmp_path: Path) -> None:
+def test_child_of_an_exited_worker_is_killed(workers: Group, tmp_path: Path) -> None:
     child = f"{says_pid(tmp_path / 'child')} time.sleep(60)"
     workers.start(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])")
     stray = ready(tmp_path / "child")
@@ -154,21 +152,21 @@ def test_a_child_that_outlives_a_finished_worker_is_ended(workers: Group, tmp_pa
         time.sleep(0.01)
 
 
-def test_a_command_that_cannot_start_is_named(workers: Group) -> None:
+def test_command_that_cannot_start_is_named(workers: Group) -> None:
     plan = OutputPlan()
     with pytest.raises(ParameterError, match="/nope/python"):
-        workers.group.start([Spec(0, ("/nope/python",), {})], [plan.worker("run", 1, 0, 0)])
+        workers.group.start([WorkerSpec(0, ("/nope/python",), {})], [plan.worker("run", 1, 0, 0)])
     assert workers.group.kill() == ()
 
 
-def test_a_failure_in_the_background_is_handed_on() -> None:
+def test_error_in_a_background_thread_is_passed_on() -> None:
     failures: queue.Queue[BaseException] = queue.Queue()
 
-    def broken(_ended: Ended) -> None:
+    def broken(_ended: WorkerExit) -> None:
         raise ValueError("a callback of ours fails")
 
-    group = WorkerGroup(broken, failures.put)
-    spec = Spec(0, (sys.executable, "-c", ""), dict(os.environ))
+    group = WorkerProcesses(broken, failures.put)
+    spec = WorkerSpec(0, (sys.executable, "-c", ""), dict(os.environ))
     group.start([spec], [OutputPlan().worker("run", 1, 0, 0)])
     assert isinstance(failures.get(timeout=LIMIT_SECONDS), ValueError)
     assert group.kill() == ()

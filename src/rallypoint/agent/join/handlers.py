@@ -1,8 +1,8 @@
-"""What the agent asks of a rendezvous handler, over the two kinds that there are.
+"""The agent's interface to rendezvous handlers, and its two implementations.
 
-`Elastic` passes on to a handler that is told of changes; `Fixed` serves one that only ever
-meets (static): nothing is pushed, and as no coordinator counts the run's failing rounds,
-each node counts its own.
+`ElasticHandler` wraps a handler with a coordinator, which pushes changes. `StaticHandler` wraps
+a static one: nothing is pushed, and since no coordinator counts the run's failed rounds, each
+node counts its own.
 """
 
 from abc import ABC, abstractmethod
@@ -22,75 +22,75 @@ from rallypoint.wallclock import now_text
 if TYPE_CHECKING:
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 
-NAMED_NODES = 64  # up to so many, a user who waits is told about each
+NAMED_NODES = 64  # in larger runs, progress lines name no nodes
 
 
-class Round(msgspec.Struct, frozen=True):
-    """A sealed round as the agent uses it; `master` is the workers' bootstrap address."""
+class SealedRound(msgspec.Struct, frozen=True):
+    """A sealed round; `master` is the workers' bootstrap address."""
 
     assignment: Assignment
     master: tuple[str, int]
 
 
 class AgentHandler(ABC):
-    """One node's rendezvous, for the agent. All calls may come from any thread."""
+    """One node's rendezvous handler, for the agent. Any thread may call any method."""
 
     @abstractmethod
-    def next_round(self, why: str) -> Round:
-        """Join and wait for the round; raises the errors of `next_rendezvous`."""
+    def next_round(self, why: str) -> SealedRound:
+        """Join, and wait until the round is sealed; raises the errors of `next_rendezvous`."""
 
     @abstractmethod
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
-        """Call back with each new view; returns a function that ends it."""
+        """Call `callback` with each new view; return a function that ends this."""
 
     @abstractmethod
     def view(self) -> View:
-        """Return what was told so far."""
+        """Return the newest view."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Say that this node's work is done."""
+        """Report that this node's work is done."""
 
     @abstractmethod
     def fail(self, failure: Failure) -> None:
-        """Say that a worker failed."""
+        """Report a worker's failure."""
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Go; the handler is not used after it."""
+        """Leave the run; the handler is not used afterwards."""
 
     @abstractmethod
     def notice(self, why: str, seconds: float | None) -> None:
-        """Say that this node will leave soon, in so many seconds if that is known."""
+        """Announce that this node will leave, in `seconds` if known."""
 
     @abstractmethod
     def node_id(self) -> str:
-        """Return the id under which this node is known, "" if nobody tells it of nodes."""
+        """Return this node's id, "" without a coordinator."""
 
     @abstractmethod
     def waiting_for(self) -> Report | None:
-        """Return what the run is doing, None if that cannot be known. May raise RallypointError."""
+        """Return the run's report, None without a coordinator. May raise RallypointError."""
 
 
-class Elastic(AgentHandler):
-    """Over a handler with a coordinator."""
+class ElasticHandler(AgentHandler):
+    """Wraps a handler with a coordinator."""
 
     def __init__(self, handler: "DynamicRendezvousHandler") -> None:
         self._handler = handler
         self._is_small = False
 
-    def next_round(self, why: str) -> Round:
+    def next_round(self, why: str) -> SealedRound:
         info = self._handler.next_rendezvous(why)
         seat = info.assignment
         if seat is None:
             raise RendezvousStateError("an elastic handler gave a round without an assignment")
-        return Round(seat, _master(info) or (seat.master_addr, seat.master_port))
+        return SealedRound(seat, _master(info) or (seat.master_addr, seat.master_port))
 
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
         return self._handler.on_change(lambda: callback(self.view()))
 
     def view(self) -> View:
-        """A failed background thread is in its `error`, as the agent wants it."""
+        """Return the view; the error of a failed background thread is in its `error`."""
         try:
             return self._handler.view()
         except RendezvousError as error:
@@ -114,7 +114,7 @@ class Elastic(AgentHandler):
         return self._handler.node_id
 
     def waiting_for(self) -> Report | None:
-        """Members are asked for only where there are few."""
+        """Return the run's report; with its members only in small runs."""
         if not self._is_small:
             found = self._handler.waiting_for()
             settings = found.settings
@@ -124,13 +124,13 @@ class Elastic(AgentHandler):
         return self._handler.report()
 
 
-class Fixed(AgentHandler):
-    """Over a handler that only meets.
+class StaticHandler(AgentHandler):
+    """Wraps a static handler.
 
     Args:
-        handler: a static handler.
-        local_world_size: workers of each node.
-        max_restarts: failing rounds that this node may have.
+        handler: the static handler.
+        local_world_size: number of workers on each node.
+        max_restarts: number of failed rounds that this node may have.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Fixed(AgentHandler):
         self._failures: list[Failure] = []
         self._view = View()
 
-    def next_round(self, why: str) -> Round:
+    def next_round(self, why: str) -> SealedRound:
         if len(self._failures) > self._max_restarts:
             first = self._failures[0].label
             text = f"a worker failed and max_restarts={self._max_restarts} is used up: {first}"
@@ -158,7 +158,7 @@ class Fixed(AgentHandler):
                 f"backend {self._handler.get_backend()!r} named no bootstrap address for the "
                 "workers; its RendezvousInfo must carry bootstrap_store_info"
             )
-        return Round(self._counted(info, master, why), master)
+        return SealedRound(self._counted(info, master, why), master)
 
     def _counted(self, info: RendezvousInfo, master: tuple[str, int], why: str) -> Assignment:
         first = info.rank * self._local_world_size
@@ -204,9 +204,9 @@ def _master(info: RendezvousInfo) -> tuple[str, int] | None:
 def agent_handler(
     handler: RendezvousHandler, local_world_size: int, max_restarts: int
 ) -> AgentHandler:
-    """Return the agent's side of a handler (see `Fixed` for the figures)."""
+    """Return the agent's side of a handler (see `StaticHandler` for the figures)."""
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler  # only agents need it
 
     if isinstance(handler, DynamicRendezvousHandler):
-        return Elastic(handler)
-    return Fixed(handler, local_world_size, max_restarts)
+        return ElasticHandler(handler)
+    return StaticHandler(handler, local_world_size, max_restarts)

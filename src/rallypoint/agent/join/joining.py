@@ -1,95 +1,181 @@
-"""Asking for a round, in a thread of its own, so that a signal acts at once during it.
+"""Joins the next round, in a thread, so that signals are handled meanwhile.
 
-Before each join the node's health check has to pass (rule H1): a node that fails it takes no
-seat, says what failed, and tries again with growing pauses as long as a join may take.
+Before each join the node's health check must pass (rule H1). A node that fails it does not
+join: it prints what failed, and repeats the check after growing pauses until the join times out.
 """
 
+import contextlib
+import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO
 
 from rallypoint import backoff
-from rallypoint.agent.join.handlers import AgentHandler, Round
-from rallypoint.agent.join.health_check import Checkup
-from rallypoint.agent.join.progress import Waiting, live_line
+from rallypoint.agent.join.handlers import AgentHandler, SealedRound
+from rallypoint.agent.join.progress import JoinProgress, live_line
 from rallypoint.agent.policy import events
 from rallypoint.agent.policy.view_events import join_failed
-from rallypoint.agent.reporting.report import is_live, say
+from rallypoint.agent.reporting.console import is_live, say
+from rallypoint.agent.workers import process_tree
 from rallypoint.deadline import Deadline
 
+KILL_SECONDS = 5.0
+LAST_BYTES = 2000
+LAST_LINES = 5
 
-class Joining:
-    """One node's joins; one at a time.
+
+class HealthCheck:
+    """A shell command of the user's that must succeed before each join.
+
+    Args:
+        command: for /bin/sh; exit code 0 means healthy.
+        limit_seconds: after which it is killed and counts as failed.
+        env: its environment.
+        watch: gets its process, which must not outlive a killed agent.
+        forget: gets its process id once it has ended.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        limit_seconds: float,
+        env: Mapping[str, str],
+        watch: Callable[[process_tree.Roots], None] = lambda _roots: None,
+        forget: Callable[[Iterable[int]], None] = lambda _pids: None,
+    ) -> None:
+        self._command = command
+        self._limit_seconds = limit_seconds
+        self._env = dict(env)
+        self._watch = watch
+        self._forget = forget
+
+    def run(self) -> str:
+        """Return "" if the node is healthy, else why not, with the command's last lines."""
+        with tempfile.TemporaryFile() as output:
+            try:
+                problem = self._problem(output)
+            except OSError as error:
+                problem = f"cannot be run: {error.strerror}"
+            if not problem:
+                return ""
+            lines = _last_lines(output)
+        return f"the health check {self._command!r} {problem}" + (f": {lines}" if lines else "")
+
+    def _problem(self, output: IO[bytes]) -> str:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", self._command],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        root = {process.pid: process_tree.started_at(process.pid)}
+        self._watch(root)
+        try:
+            code = process.wait(self._limit_seconds)
+            problem = "" if code == 0 else f"failed with {_exit(code)}"
+        except subprocess.TimeoutExpired:
+            problem = f"took longer than {self._limit_seconds:g} s (--health-check-timeout)"
+            process_tree.end("", root, KILL_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_SECONDS)
+        self._forget(root)
+        return problem
+
+
+def _exit(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _last_lines(output: IO[bytes]) -> str:
+    size = output.seek(0, 2)
+    output.seek(max(0, size - LAST_BYTES))
+    lines = output.read().decode("utf-8", "replace").split("\n")
+    return " | ".join(line.strip() for line in lines[-LAST_LINES - 1 :] if line.strip())
+
+
+class Joiner:
+    """Joins round after round, one join at a time.
 
     Args:
         handler: of the node.
-        put: takes the round, or how the join failed.
-        seconds: how long a join may take.
-        checkup: the health check, None for none.
-        examine: looks for what keeps the nodes apart when a join takes long, None: nothing does.
+        put: gets the sealed round, or why the join failed.
+        limit_seconds: after which a join fails.
+        health_check: None for none.
+        examine: after a while, returns what keeps the nodes apart, "" for nothing; None for
+            no examination.
     """
 
     def __init__(
         self,
         handler: AgentHandler,
-        put: Callable[[Round | events.JoinFailed], None],
-        seconds: float,
-        checkup: Checkup | None = None,
+        put: Callable[[SealedRound | events.JoinFailed], None],
+        limit_seconds: float,
+        health_check: HealthCheck | None = None,
         examine: Callable[[], str] | None = None,
     ) -> None:
         self._handler = handler
         self._put = put
-        self._seconds = seconds
-        self._checkup = checkup
+        self._limit_seconds = limit_seconds
+        self._health_check = health_check
         self._examine = examine
-        self._waiting: Waiting | None = None
+        self._progress: JoinProgress | None = None
         self._over = threading.Event()
 
     def begin(self, why: str, told: bool = False) -> None:
-        """Ask for a round, and say why unless that was told; the answer is put."""
+        """Begin to join; print the reason, unless it was `told` already."""
         if why and not told:
             say(f"joining the next round: {why}")
         self._over = threading.Event()
         body = threading.Thread(
-            target=self._ask, args=[why, self._over], name="rallypoint-join", daemon=True
+            target=self._join, args=[why, self._over], name="rallypoint-join", daemon=True
         )
         body.start()
 
     def end(self) -> None:
-        """The answer has come, or is not waited for any more."""
+        """Stop showing progress: the join has ended, or the agent ends."""
         self._over.set()
-        if self._waiting is not None:
-            self._waiting.stop()
-            self._waiting = None
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
 
-    def _ask(self, why: str, over: threading.Event) -> None:
+    def _join(self, why: str, over: threading.Event) -> None:
         try:
-            if self._checkup is not None and (wrong := self._sick(self._checkup, over)):
-                self._put(events.JoinFailed(events.JoinError.UNHEALTHY, wrong))
+            problem = self._wait_until_healthy(over)
+            if problem:
+                self._put(events.JoinFailed(events.JoinError.UNHEALTHY, problem))
                 return
-            show = live_line if is_live() else None
-            ask, seconds = self._handler.waiting_for, self._seconds
-            waiting = Waiting(ask, seconds, show=show, examine=self._examine)
-            self._waiting = waiting
-            waiting.start()
+            progress = JoinProgress(
+                self._handler.waiting_for,
+                self._limit_seconds,
+                show=live_line if is_live() else None,
+                examine=self._examine,
+            )
+            self._progress = progress
+            progress.start()
             if over.is_set():
-                waiting.stop()
+                progress.stop()
             self._put(self._handler.next_round(why))
         except BaseException as error:  # handed to the policy, whatever it is
             self._put(join_failed(error, self._handler.view().closed))
 
-    def _sick(self, checkup: Checkup, over: threading.Event) -> str:
-        """Return "" once the node is well, or what is wrong when no time is left (H1)."""
-        deadline = Deadline(self._seconds)
+    def _wait_until_healthy(self, over: threading.Event) -> str:
+        """Return "" once the node is healthy, or the problem when the time is over (H1)."""
+        if self._health_check is None:
+            return ""
+        deadline = Deadline(self._limit_seconds)
         for pause in backoff.pauses():
-            wrong = checkup.run()
-            if not wrong:
+            problem = self._health_check.run()
+            if not problem:
                 return ""
             if pause >= deadline.remaining():
                 return (
-                    f"{wrong}; this node takes no seat, and was not well within "
-                    f"{self._seconds:g} s (--join-timeout)"
+                    f"{problem}; this node did not join, since it was not healthy within "
+                    f"{self._limit_seconds:g} s (--join-timeout)"
                 )
-            say(f"{wrong}; this node takes no seat; looking again in {pause:g} s")
+            say(f"{problem}; this node does not join; checking again in {pause:g} s")
             if over.wait(pause):
                 break
         return "the agent ends"

@@ -1,1 +1,1 @@
-"""What an agent decides. PURE."""
+"""The decisions of an agent. PURE."""

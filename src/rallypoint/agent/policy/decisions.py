@@ -1,22 +1,22 @@
-"""What an agent does, as one function of values. PURE.
+"""What an agent does about each event. PURE.
 
     decide(state, event) -> Decision(state, actions, reason)
 
-An agent is in one of five phases, and each event is met by that phase's one function:
+An agent is in one of five phases, and one function per phase handles all events:
 
-    Joining    asking for a round; no worker runs
-    Pausing    has a seat in a round; its workers wait, because those before failed
-    Working    workers of one round run
-    Stopping   workers are being ended; `then` says what for: the next round, or the exit
-    Over       Exit was said; nothing is done any more
+    Joining    a join is in progress; no worker runs
+    Pausing    a round is sealed; its workers start after a backoff pause
+    Working    the workers of a round run
+    Stopping   workers are being stopped; `then` says why: to join the next round, or to exit
+    Over       Exit was decided; every event is ignored
 
-First cause wins: whatever ends the round for this node first (its own worker, another's
-loss, a fence, a signal) is the reason that is reported, and what its workers die of
-afterwards is a consequence. Two things outrank it while the workers stop, because they
-change what comes next: the run's closing, and a signal to this agent.
+The first cause wins: what ends the round for this node first (a failed worker, a lost node, a
+fence, a signal) is the reported reason, and later worker exits are its consequences. Two
+events override it while the workers stop, since they change what follows: the run is closed,
+or this agent receives a signal.
 
-The restart budget (rule B1) is not judged here: the coordinator counts the run's failing
-rounds and closes the run. An agent never closes a run (rule L3).
+The coordinator, not the agent, enforces the restart budget (rule B1): it counts failed rounds
+and closes the run. An agent never closes a run (rule L3).
 """
 
 from functools import singledispatch
@@ -24,31 +24,31 @@ from functools import singledispatch
 import msgspec
 
 from rallypoint import backoff
-from rallypoint.agent.policy import membership_change
+from rallypoint.agent.policy import exit_codes, membership_change
 from rallypoint.agent.policy.events import (
     Action,
-    AdmitDue,
     AgentFailed,
-    BackoffOver,
+    BackoffElapsed,
+    ChangeTimerElapsed,
     Event,
     Exit,
     Fenced,
     Finish,
+    ForwardSignal,
     GiveNotice,
     Join,
     JoinFailed,
     Leave,
     NodesWaiting,
     Notice,
-    NoticesStand,
-    PassOn,
+    NoticesChanged,
     PreemptSignal,
     ReportFailure,
     RoundOpened,
     RunClosed,
     Sealed,
     Signal,
-    SignalToPassOn,
+    SignalToForward,
     StartBackoffTimer,
     StartWorkers,
     StopWorkers,
@@ -57,26 +57,25 @@ from rallypoint.agent.policy.events import (
     WorkersSaved,
     WorkersStopped,
 )
-from rallypoint.agent.policy.membership_change import Admission, Outcome, Rules
-from rallypoint.agent.reporting import exit_codes
-from rallypoint.agent.reporting.exit_codes import EXIT_DONE, EXIT_FAILED
+from rallypoint.agent.policy.exit_codes import EXIT_DONE, EXIT_FAILED
+from rallypoint.agent.policy.membership_change import MembershipRules, MembershipState, Outcome
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """Base of the policy's states."""
+    """Base of the states."""
 
 
 # -- state --------------------------------------------------------------------------------
 
 
 class Joining(_Value, frozen=True):
-    """A join is under way."""
+    """A join is in progress."""
 
 
 class Pausing(_Value, frozen=True):
-    """The round is agreed; its workers are started after a pause (`agent.backoff`)."""
+    """The round is sealed; its workers start after a pause (`rallypoint.backoff`)."""
 
     assignment: Assignment
     waiting: int = 0
@@ -84,22 +83,28 @@ class Pausing(_Value, frozen=True):
 
 
 class Working(_Value, frozen=True):
-    """Workers run. `done` are the local ranks that ended well; `admission`: what may change."""
+    """Workers run.
+
+    Args:
+        assignment: this node's ranks in the round.
+        done: local ranks of the workers that succeeded.
+        membership: changes that wait for the workers to save.
+    """
 
     assignment: Assignment
     done: frozenset[int] = frozenset()
-    admission: Admission = Admission()
+    membership: MembershipState = MembershipState()
 
 
 class Stopping(_Value, frozen=True):
-    """Workers are ending; then this is done."""
+    """Workers are being stopped; `then` follows."""
 
     then: Join | Exit
     signalled: bool = False
 
 
 class Over(_Value, frozen=True):
-    """Exit was said."""
+    """Exit was decided."""
 
 
 Phase = Joining | Pausing | Working | Stopping | Over
@@ -110,23 +115,23 @@ class AgentState(_Value, frozen=True):
 
     Args:
         node: label of the node, for failures.
-        local_world_size: workers of this node.
-        stop_grace_seconds: time that workers have between being asked and being killed.
-        rules: how nodes are let in and out.
-        max_restarts: the run's failure budget, for the exit code.
-        phase: where it stands.
+        local_world_size: number of workers on this node.
+        stop_grace_seconds: from SIGTERM to SIGKILL.
+        rules: when membership changes happen.
+        max_restarts: the run's restart budget, for the exit code.
+        phase: what the agent is doing.
     """
 
     node: str
     local_world_size: int
     stop_grace_seconds: float = 30.0
-    rules: Rules = Rules()
+    rules: MembershipRules = MembershipRules()
     max_restarts: int = 0
     phase: Phase = Joining()
 
 
 class Decision(_Value, frozen=True):
-    """What came of an event. Actions are to be done in their order."""
+    """The result of an event. Actions are carried out in order."""
 
     state: AgentState
     actions: tuple[Action, ...] = ()
@@ -172,13 +177,13 @@ def _joining(phase: Joining, state: AgentState, event: Event) -> Decision:
             return _exit(state, end, (Leave(end.text),))
         case AgentFailed(text=text):
             return _exit(state, Exit(EXIT_FAILED, text), (Leave(text),))
-    return Decision(state)  # what else is told ends the join, whose answer says what it means
+    return Decision(state)  # other events end the join too, and its answer says why
 
 
-def _start(state: AgentState, seat: Assignment, *told: NodesWaiting | NoticesStand) -> Decision:
+def _start(state: AgentState, seat: Assignment, *missed: NodesWaiting | NoticesChanged) -> Decision:
     reason = f"round {seat.round} is sealed: {seat.reason}"
     started = Decision(_to(state, Working(seat)), (StartWorkers(seat),), reason)
-    for event in told:  # during the pause
+    for event in missed:  # during the pause
         then = decide(started.state, event)
         actions = (*started.actions, *then.actions)
         started = Decision(then.state, actions, then.reason or started.reason)
@@ -189,15 +194,15 @@ def _start(state: AgentState, seat: Assignment, *told: NodesWaiting | NoticesSta
 def _pausing(phase: Pausing, state: AgentState, event: Event) -> Decision:
     seat = phase.assignment
     match event:
-        case BackoffOver() if event.round == seat.round:
-            told = (NodesWaiting(phase.waiting), NoticesStand(phase.notices))
-            return _start(state, seat, *told)
+        case BackoffElapsed() if event.round == seat.round:
+            missed = (NodesWaiting(phase.waiting), NoticesChanged(phase.notices))
+            return _start(state, seat, *missed)
         case NodesWaiting(count=count):
             return Decision(_to(state, Pausing(seat, count, phase.notices)))
-        case NoticesStand(notices=notices):
+        case NoticesChanged(notices=notices):
             return Decision(_to(state, Pausing(seat, phase.waiting, notices)))
         case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
-            return Decision(_to(state, Joining()), (Join(why),), _because_of(event))
+            return Decision(_to(state, Joining()), (Join(why),), _reason_of(event))
         case Fenced(why=why) as fenced:
             if end := exit_codes.of_fence(fenced):
                 return _exit(state, end)
@@ -221,32 +226,32 @@ def _working(phase: Working, state: AgentState, event: Event) -> Decision:
         case WorkerHung() if event.round == seat.round:
             return _worker_hung(phase, state, event)
         case RoundOpened(why=why) if _newer(event.incarnation, event.round, seat):
-            return _go_on(phase, state, Join(why), _because_of(event))
+            return _stop_for_next(phase, state, Join(why), _reason_of(event))
         case Fenced(why=why) as fenced:
             if end := exit_codes.of_fence(fenced):
                 return _stop(state, end, end.text)
             join = Join(f"was fenced: {why}")
-            return _go_on(phase, state, join, f"this node was fenced: {why}")
-        case NodesWaiting() | NoticesStand() | AdmitDue() | WorkersSaved():
-            outcome = membership_change.decide(phase.admission, state.rules, seat, event)
-            return _admitted(phase, state, outcome)
+            return _stop_for_next(phase, state, join, f"this node was fenced: {why}")
+        case NodesWaiting() | NoticesChanged() | ChangeTimerElapsed() | WorkersSaved():
+            outcome = membership_change.decide(phase.membership, state.rules, seat, event)
+            return _membership_changed(phase, state, outcome)
         case RunClosed() if event.incarnation >= seat.incarnation:
             end = exit_codes.of_run(event, state.max_restarts)
-            if event.finished:  # the others' work is done, and this node was not one of them
+            if event.finished:  # the other nodes succeeded before this node did
                 end = Exit(EXIT_DONE, f"the run has finished without this node: {event.why}")
             return _stop(state, end, end.text)
         case Signal() as signal:
-            outcome = membership_change.asked_to_go(
-                phase.admission, state.rules, seat, exit_codes.of_signal(signal)
+            outcome = membership_change.asked_to_leave(
+                phase.membership, state.rules, seat, exit_codes.of_signal(signal)
             )
-            return _admitted(phase, state, outcome)
-        case SignalToPassOn(name=name, number=number):
-            return Decision(state, (PassOn(name, number),), f"{name} is passed on to the workers")
+            return _membership_changed(phase, state, outcome)
+        case SignalToForward(name=name, number=number):
+            return _forward(state, name, number)
         case PreemptSignal() as signal:
-            outcome = membership_change.will_go(
-                phase.admission, state.rules, seat, exit_codes.of_signal(signal)
+            outcome = membership_change.will_leave(
+                phase.membership, state.rules, seat, exit_codes.of_signal(signal)
             )
-            return _admitted(phase, state, outcome)
+            return _membership_changed(phase, state, outcome)
         case AgentFailed(text=text):
             return _stop(state, Exit(EXIT_FAILED, text), text, (Leave(text),))
     return Decision(state)
@@ -266,21 +271,29 @@ def _stopping(phase: Stopping, state: AgentState, event: Event) -> Decision:
             if replaced := exit_codes.of_fence(fenced):
                 return Decision(_to(state, Stopping(replaced, phase.signalled)), (), replaced.text)
         case Signal() if phase.signalled:
-            return Decision(state, (StopWorkers(0.0),), f"{event.name} again: no more grace")
+            return Decision(
+                state, (StopWorkers(0.0),), f"{event.name} again: the grace period ends"
+            )
         case Signal():
             end = exit_codes.of_signal(event)
             if isinstance(phase.then, Exit) and phase.then.code != EXIT_DONE:
-                end = phase.then  # it is going anyway, and its failure is what counts
+                end = phase.then  # it exits anyway, and its failure determines the exit code
             leave = (Leave(f"received {event.name}"),)
             return Decision(_to(state, Stopping(end, True)), leave, f"received {event.name}")
-        case SignalToPassOn(name=name, number=number):
-            return Decision(state, (PassOn(name, number),), f"{name} is passed on to the workers")
+        case SignalToForward(name=name, number=number):
+            return _forward(state, name, number)
         case PreemptSignal(name=name) if isinstance(phase.then, Join):
-            return Decision(state, (GiveNotice(f"received {name}"),), f"{name}: gives notice")
+            return Decision(
+                state, (GiveNotice(f"received {name}"),), f"{name}: announces that it leaves"
+            )
         case AgentFailed(text=text) if isinstance(phase.then, Join):
             then = Stopping(Exit(EXIT_FAILED, text), phase.signalled)
             return Decision(_to(state, then), (Leave(text),), text)
-    return Decision(state)  # what dies now is a consequence
+    return Decision(state)  # a worker that exits now is a consequence
+
+
+def _forward(state: AgentState, name: str, number: int) -> Decision:
+    return Decision(state, (ForwardSignal(name, number),), f"{name} is forwarded to the workers")
 
 
 def _worker_exited(phase: Working, state: AgentState, event: WorkerExited) -> Decision:
@@ -295,7 +308,7 @@ def _worker_exited(phase: Working, state: AgentState, event: WorkerExited) -> De
 
 
 def _worker_hung(phase: Working, state: AgentState, event: WorkerHung) -> Decision:
-    still = f"no step for {event.still_seconds:.0f} s, the last was step {event.step}"
+    still = f"no progress for {event.still_seconds:.0f} s; the last step was {event.step}"
     message = "\n".join((*event.lines, still))
     return _worker_failed(phase, state, event.local_rank, None, "", event.at, message)
 
@@ -315,11 +328,11 @@ def _worker_failed(
         state.node, rank, local_rank, exit_code, signal, at, message, round=seat.round
     )
     join = Join(f"its worker failed: {failure.label}", told=True)
-    return _go_on(phase, state, join, failure.label, (ReportFailure(failure),))
+    return _stop_for_next(phase, state, join, failure.label, (ReportFailure(failure),))
 
 
-def _admitted(phase: Working, state: AgentState, outcome: Outcome) -> Decision:
-    after = msgspec.structs.replace(phase, admission=outcome.admission)
+def _membership_changed(phase: Working, state: AgentState, outcome: Outcome) -> Decision:
+    after = msgspec.structs.replace(phase, membership=outcome.membership)
     if outcome.then is None:
         return Decision(_to(state, after), outcome.actions, outcome.reason)
     if isinstance(outcome.then, Join):
@@ -327,32 +340,38 @@ def _admitted(phase: Working, state: AgentState, outcome: Outcome) -> Decision:
     return _leave(state, outcome.then, outcome.reason)
 
 
-def _go_on(
-    phase: Working, state: AgentState, then: Join, reason: str, tell: tuple[ReportFailure, ...] = ()
+def _stop_for_next(
+    phase: Working,
+    state: AgentState,
+    then: Join,
+    reason: str,
+    reports: tuple[ReportFailure, ...] = (),
 ) -> Decision:
-    """The round is over: stop for the next one, or for good if this node leaves anyway."""
-    end = membership_change.end_of(phase.admission)
-    return _stop(state, then, reason, tell) if end is None else _leave(state, end, reason, tell)
+    """Stop the workers because the round is over; exit if this node is leaving anyway."""
+    end = membership_change.end_of(phase.membership)
+    if end is None:
+        return _stop(state, then, reason, reports)
+    return _leave(state, end, reason, reports)
 
 
 def _leave(
-    state: AgentState, end: Exit, reason: str, tell: tuple[ReportFailure, ...] = ()
+    state: AgentState, end: Exit, reason: str, reports: tuple[ReportFailure, ...] = ()
 ) -> Decision:
-    return _stop(state, end, reason, (*tell, Leave(end.text)), signalled=True)
+    return _stop(state, end, reason, (*reports, Leave(end.text)), signalled=True)
 
 
 def _stop(
     state: AgentState,
     then: Join | Exit,
     reason: str,
-    tell: tuple[ReportFailure | Leave, ...] = (),
+    reports: tuple[ReportFailure | Leave, ...] = (),
     *,
     signalled: bool = False,
 ) -> Decision:
-    """Others are told first about a failure; stopping goes before a leave, which may block."""
+    """Report a failure first; stop the workers before a leave, which may block."""
     stop = StopWorkers(state.stop_grace_seconds)
-    before = tuple(each for each in tell if isinstance(each, ReportFailure))
-    after = tuple(each for each in tell if isinstance(each, Leave))
+    before = tuple(each for each in reports if isinstance(each, ReportFailure))
+    after = tuple(each for each in reports if isinstance(each, Leave))
     return Decision(_to(state, Stopping(then, signalled)), (*before, stop, *after), reason)
 
 
@@ -360,5 +379,5 @@ def _newer(incarnation: int, number: int, seat: Assignment) -> bool:
     return (incarnation, number) > (seat.incarnation, seat.round)
 
 
-def _because_of(event: RoundOpened) -> str:
+def _reason_of(event: RoundOpened) -> str:
     return f"round {event.round} opens: {event.why}"

@@ -1,7 +1,7 @@
-"""What happens to an agent, and what it then does: small nouns. PURE.
+"""The events an agent reacts to, and the actions it takes. PURE.
 
-Events come from the coordinator, the workers' processes, timers and signals; actions are
-carried out by `agent.agent`. What joins them is `agent.policy`.
+Events come from the coordinator, the worker processes, timers and signals. `policy.decisions`
+maps events to actions, and `agent.loop` carries the actions out.
 """
 
 from enum import StrEnum
@@ -21,20 +21,20 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 class Sealed(_Value, frozen=True):
-    """The round this node asked for is agreed."""
+    """The round this node joined is sealed."""
 
     assignment: Assignment
 
 
 class WorkerExited(_Value, frozen=True):
-    """A worker of `round` ended by itself or was ended.
+    """A worker exited, or was killed.
 
     Args:
-        round: the round it worked in.
+        round: number of the worker's round.
         local_rank: its rank on this node.
-        exit_code: its exit code, None if a signal ended it.
+        exit_code: its exit code, None if a signal killed it.
         signal: name of that signal, or "".
-        at: when, as a text for people.
+        at: wall-clock time of the exit, for people.
         lines: the last lines of its stderr.
     """
 
@@ -47,15 +47,15 @@ class WorkerExited(_Value, frozen=True):
 
 
 class WorkerHung(_Value, frozen=True):
-    """A worker of `round` stands still: it lives, and its steps have stopped.
+    """A worker is alive but reports no progress.
 
     Args:
-        round: the round it works in.
+        round: number of the worker's round.
         local_rank: its rank on this node.
-        step: the last step that it told.
-        still_seconds: how long ago that was.
-        at: when it was noticed, as a text for people.
-        lines: its stack, as far as it could be had.
+        step: the last step that it reported.
+        still_seconds: seconds since that report.
+        at: wall-clock time of the detection, for people.
+        lines: its stack, as far as it could be read.
     """
 
     round: int
@@ -67,13 +67,13 @@ class WorkerHung(_Value, frozen=True):
 
 
 class WorkersStopped(_Value, frozen=True):
-    """All workers are gone (or were given up: see `stuck`, their process ids)."""
+    """All workers have ended, except the process ids in `stuck`, which even SIGKILL did not end."""
 
     stuck: tuple[int, ...] = ()
 
 
 class RoundOpened(_Value, frozen=True):
-    """Round `round` gathers: the one this node works in is over."""
+    """Round `round` has opened, so this node's current round is over."""
 
     incarnation: int
     round: int
@@ -82,19 +82,19 @@ class RoundOpened(_Value, frozen=True):
 
 
 class NodesWaiting(_Value, frozen=True):
-    """So many nodes wait to be taken in."""
+    """`count` nodes wait to be admitted."""
 
     count: int
 
 
 class Notice(_Value, frozen=True):
-    """A node of the round will leave.
+    """A node of the round has announced that it will leave.
 
     Args:
         node: its id.
         label: its label, for people.
-        why: for people.
-        seconds: how long it still has, None if that is not known.
+        why: reason, for people.
+        seconds: until it leaves, None if unknown.
         mine: whether it is this node.
     """
 
@@ -105,34 +105,34 @@ class Notice(_Value, frozen=True):
     mine: bool = False
 
 
-class NoticesStand(_Value, frozen=True):
-    """These notices stand now, the oldest first."""
+class NoticesChanged(_Value, frozen=True):
+    """The current notices, oldest first."""
 
     notices: tuple[Notice, ...]
 
 
 class WorkersSaved(_Value, frozen=True):
-    """All ranks of `round` have saved at `step`, as they were asked to."""
+    """All ranks of `round` have saved at `step`, as asked."""
 
     round: int
     step: int
 
 
-class AdmitDue(_Value, frozen=True):
-    """The admit timer of this number that was started in `round` is over."""
+class ChangeTimerElapsed(_Value, frozen=True):
+    """The timer of this number, started in `round` by `StartChangeTimer`, has elapsed."""
 
     round: int
     timer: int
 
 
-class BackoffOver(_Value, frozen=True):
-    """The pause before `round`'s workers are started is over."""
+class BackoffElapsed(_Value, frozen=True):
+    """The pause before starting `round`'s workers is over."""
 
     round: int
 
 
 class RunClosed(_Value, frozen=True):
-    """The incarnation ended for everyone."""
+    """The run's incarnation was closed for all nodes."""
 
     incarnation: int
     by: str
@@ -142,14 +142,14 @@ class RunClosed(_Value, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """Whether all went well."""
+        """Whether the run succeeded."""
         return self.verdict is Verdict.FINISHED
 
 
 class Fenced(_Value, frozen=True):
-    """This node counts as lost and may only come back as a newcomer (rule L2).
+    """The coordinator counts this node as lost; it may only rejoin as a newcomer (rule L2).
 
-    `replaced`: another one has its place, so it must not come back at all (rule I1).
+    `replaced`: another node has taken its slot, so it must not rejoin at all (rule I1).
     """
 
     why: str
@@ -171,7 +171,7 @@ class JoinError(StrEnum):
 class JoinFailed(_Value, frozen=True):
     """The join ended without a round; `text` is the error's message.
 
-    `verdict` and `failures` are the run's, where it is known to be closed.
+    `verdict` and `failures` are those of the run, if it is known to be closed.
     """
 
     error: JoinError
@@ -181,48 +181,62 @@ class JoinFailed(_Value, frozen=True):
 
 
 class Signal(_Value, frozen=True):
-    """A signal asks this agent to go."""
+    """A signal asks this agent to end."""
 
     name: str
     number: int
 
 
-class SignalToPassOn(_Value, frozen=True):
-    """A signal that is meant for the workers (`--forward-signals`)."""
+class SignalToForward(_Value, frozen=True):
+    """A signal meant for the workers (`--forward-signals`)."""
 
     name: str
     number: int
 
 
 class PreemptSignal(_Value, frozen=True):
-    """A signal says that this node will be taken away soon (`--preempt-signal`)."""
+    """A signal announces that this node will be preempted (`--preempt-signal`)."""
 
     name: str
     number: int
 
 
 class AgentFailed(_Value, frozen=True):
-    """Something of the agent's own failed (a background thread, starting a worker)."""
+    """A part of the agent failed, such as a background thread or the start of a worker."""
 
     text: str
 
 
 Event = (
-    Sealed | WorkerExited | WorkerHung | WorkersStopped | RoundOpened | NodesWaiting | NoticesStand
-    | WorkersSaved | AdmitDue | BackoffOver | RunClosed | Fenced | JoinFailed | Signal
-    | SignalToPassOn | PreemptSignal | AgentFailed
-)  # fmt: skip
+    Sealed
+    | WorkerExited
+    | WorkerHung
+    | WorkersStopped
+    | RoundOpened
+    | NodesWaiting
+    | NoticesChanged
+    | WorkersSaved
+    | ChangeTimerElapsed
+    | BackoffElapsed
+    | RunClosed
+    | Fenced
+    | JoinFailed
+    | Signal
+    | SignalToForward
+    | PreemptSignal
+    | AgentFailed
+)
 
 
 # -- actions ------------------------------------------------------------------------------
 
 
 class Join(_Value, frozen=True):
-    """Ask for the next round; the answer is `Sealed` or `JoinFailed`.
+    """Join the next round; answered by `Sealed` or `JoinFailed`.
 
     Args:
-        why: for people.
-        told: whether the user was told why already.
+        why: reason, for people.
+        told: whether the reason was already shown to the user.
     """
 
     why: str
@@ -236,32 +250,32 @@ class StartWorkers(_Value, frozen=True):
 
 
 class StopWorkers(_Value, frozen=True):
-    """Ask the workers to end, and end them after the grace; answered by `WorkersStopped`.
+    """Terminate the workers, and kill them after the grace; answered by `WorkersStopped`.
 
-    Given again, it only shortens the grace.
+    A second one can only shorten the grace.
     """
 
     grace_seconds: float
 
 
 class ReportFailure(_Value, frozen=True):
-    """Tell the coordinator that a worker failed; the other nodes learn it at once."""
+    """Report a worker's failure to the coordinator, which notifies the other nodes."""
 
     failure: Failure
 
 
 class Finish(_Value, frozen=True):
-    """Tell the coordinator that this node's work is done."""
+    """Report to the coordinator that this node's work is done."""
 
 
 class Leave(_Value, frozen=True):
-    """Go in good order, so that nobody has to find out."""
+    """Leave the run, so that the others need not wait for a failure detector."""
 
     why: str
 
 
-class StartAdmitTimer(_Value, frozen=True):
-    """Answer with `AdmitDue(round, timer)` after `seconds`."""
+class StartChangeTimer(_Value, frozen=True):
+    """Answer with `ChangeTimerElapsed(round, timer)` after `seconds`."""
 
     round: int
     seconds: float
@@ -269,15 +283,15 @@ class StartAdmitTimer(_Value, frozen=True):
 
 
 class AskToSave(_Value, frozen=True):
-    """Announce a change to the workers, so that they save.
+    """Announce a membership change to the workers, so that they save first.
 
     Args:
         incarnation: of the run.
-        round: that the workers are in.
+        round: number of the workers' round.
         kind: of the change.
-        who: for people.
-        why: for people.
-        seconds: how long they have.
+        who: the node or nodes, for people.
+        why: reason, for people.
+        seconds: time in which to save.
         watch: answer with `WorkersSaved` when all ranks have saved.
     """
 
@@ -290,12 +304,12 @@ class AskToSave(_Value, frozen=True):
     watch: bool
 
 
-class TakeBack(_Value, frozen=True):
-    """Tell the workers that no change is pending any more."""
+class CancelChange(_Value, frozen=True):
+    """Tell the workers that the announced change will not happen."""
 
 
-class LetGoOn(_Value, frozen=True):
-    """Let the workers go on that have saved at `step` for a change that does not come."""
+class ReleaseWorkers(_Value, frozen=True):
+    """Release the workers that saved at `step` and wait for a change that will not happen."""
 
     incarnation: int
     round: int
@@ -303,24 +317,24 @@ class LetGoOn(_Value, frozen=True):
 
 
 class StartBackoffTimer(_Value, frozen=True):
-    """Answer with `BackoffOver(round)` after `seconds`; `why` is told to the user."""
+    """Answer with `BackoffElapsed(round)` after `seconds`; show `why` to the user."""
 
     round: int
     seconds: float
     why: str
 
 
-class PassOn(_Value, frozen=True):
-    """Send a signal to each worker itself; what it started is the worker's business."""
+class ForwardSignal(_Value, frozen=True):
+    """Send a signal to each worker process, but not to its children."""
 
     name: str
     number: int
 
 
 class GiveNotice(_Value, frozen=True):
-    """Tell the coordinator, and through it all nodes, that this node will leave soon.
+    """Announce to all nodes, through the coordinator, that this node will leave.
 
-    `seconds`: how long it still has, None if that is not known.
+    `seconds`: until it leaves, None if unknown.
     """
 
     why: str
@@ -328,7 +342,7 @@ class GiveNotice(_Value, frozen=True):
 
 
 class Exit(_Value, frozen=True):
-    """End the agent. Failures are those of the run, the first one first."""
+    """End the agent. `failures` are those of the run, oldest first."""
 
     code: int
     text: str = ""
@@ -336,6 +350,18 @@ class Exit(_Value, frozen=True):
 
 
 Action = (
-    Join | StartWorkers | StopWorkers | ReportFailure | Finish | Leave | StartAdmitTimer
-    | AskToSave | TakeBack | LetGoOn | StartBackoffTimer | PassOn | GiveNotice | Exit
-)  # fmt: skip
+    Join
+    | StartWorkers
+    | StopWorkers
+    | ReportFailure
+    | Finish
+    | Leave
+    | StartChangeTimer
+    | AskToSave
+    | CancelChange
+    | ReleaseWorkers
+    | StartBackoffTimer
+    | ForwardSignal
+    | GiveNotice
+    | Exit
+)

@@ -1,55 +1,53 @@
-"""When a round may change so that nothing is lost: the workers save first. PURE.
+"""When nodes join or leave a round at work, so that the workers save first. PURE.
 
-Two things ask for a change that can wait: nodes that wait to be let in, and a node that is
-about to leave. What is done about newcomers is a setting:
+Two causes can wait until the workers have saved: nodes that wait to be admitted, and a node
+that will leave. A setting says what happens to newcomers:
 
-    now         they are let in at once, gathered for a moment (case-C5)
-    checkpoint  the workers are asked to save; all ranks having saved, the round changes
+    now         they are admitted at once, after a short pause to gather several (case-C5)
+    checkpoint  the workers are asked to save; the round changes once all ranks have saved
     never       they wait until something else opens a round
 
-A node that leaves is waited for in the same way: where a notice was given, always; where a
-signal asks this agent to go, under `checkpoint`. A loss waits for nobody: there is nothing left
-to save (L1).
+A leaving node is waited for in the same way: always after a notice; after a signal to its
+agent only under `checkpoint`. A lost node is not waited for: there is nothing to save (L1).
 
 Every agent announces the change to its own workers, which agree on a step (`worker.saving`).
-The agent that the change begins with, which is rank 0's for newcomers and the leaving node's
-own, watches for the word that all ranks have saved, and acts: it joins again, or leaves, and
-that opens the next round for all others (N2, L1). No worker is stopped before all have saved,
-except when the grace is over.
+One agent acts: that of rank 0 for newcomers, and that of the leaving node. It waits until all
+ranks have saved, then joins again or leaves, which opens the next round for all nodes (N2, L1).
+No worker is stopped before all have saved, unless the grace is over.
 """
 
 import msgspec
 
 from rallypoint.agent.policy.events import (
     Action,
-    AdmitDue,
     AskToSave,
+    CancelChange,
+    ChangeTimerElapsed,
     Exit,
     GiveNotice,
     Join,
-    LetGoOn,
     NodesWaiting,
     Notice,
-    NoticesStand,
-    StartAdmitTimer,
-    TakeBack,
+    NoticesChanged,
+    ReleaseWorkers,
+    StartChangeTimer,
     WorkersSaved,
 )
-from rallypoint.agent.reporting.exit_codes import EXIT_SIGNAL_BASE
+from rallypoint.agent.policy.exit_codes import EXIT_SIGNAL_BASE
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Newcomers
 from rallypoint.worker.change import ChangeKind
 
-SIGTERM = 15  # what a notice announces, and what a node that followed it exits as after
+SIGTERM = 15  # the signal that a notice announces; it gives the exit code of a node that leaves
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """How an agent lets nodes in and out.
+class MembershipRules(msgspec.Struct, frozen=True):
+    """When an agent lets nodes join and leave.
 
     Args:
-        admit: what is done about nodes that wait.
-        gather_seconds: wait after a newcomer under `now`, so that several give one new round.
-        grace_seconds: time that workers have to save, if a notice does not give them less.
+        admit: what happens to nodes that wait to be admitted.
+        gather_seconds: pause after a newcomer under `now`, so that several make one round.
+        grace_seconds: time for the workers to save, unless a notice gives less.
     """
 
     admit: Newcomers = Newcomers.NOW
@@ -58,14 +56,14 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change that is waited for.
+    """A change that waits for the workers to save.
 
     Args:
         kind: of the change.
         node: id of the node that leaves, "" for this one or for newcomers.
-        who: for people.
-        why: for people.
-        seconds: how long the workers have to save.
+        who: the node or nodes, for people.
+        why: reason, for people.
+        seconds: time for the workers to save.
     """
 
     kind: ChangeKind
@@ -75,17 +73,17 @@ class Change(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Admission(msgspec.Struct, frozen=True):
-    """Where the changes of a round stand, as one agent sees them.
+class MembershipState(msgspec.Struct, frozen=True):
+    """The pending changes of a round, as one agent sees them.
 
     Args:
-        waiting: nodes that wait to be let in.
-        leaving: how this agent ends once the workers have saved, None if it does not.
-        notices: those that stand and whose time is not over.
+        waiting: number of nodes that wait to be admitted.
+        leaving: how this agent exits once the workers have saved, None if it does not leave.
+        notices: current notices whose time is not over.
         over: ids of nodes whose notice's time is over; they are not waited for again.
-        asked: the change that was announced to the workers, None if none is.
+        asked: the change that was announced to the workers, None if none was.
         timer: number of the first timer that runs, 0 for none; later ones run beside it.
-        timers: how many there were.
+        timers: number of timers started so far.
     """
 
     waiting: int = 0
@@ -98,171 +96,183 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of an event: with `then`, the workers are stopped for it."""
+    """The result of an event. If `then` is set, the workers are stopped and it follows."""
 
-    admission: Admission
+    membership: MembershipState
     actions: tuple[Action, ...] = ()
     reason: str = ""
     then: Join | Exit | None = None
 
 
 def decide(
-    admission: Admission,
-    rules: Rules,
+    membership: MembershipState,
+    rules: MembershipRules,
     seat: Assignment,
-    event: NodesWaiting | NoticesStand | AdmitDue | WorkersSaved,
+    event: NodesWaiting | NoticesChanged | ChangeTimerElapsed | WorkersSaved,
 ) -> Outcome:
-    """Return what an agent whose workers are at work does about an event."""
+    """Return what an agent whose workers run does about an event."""
     match event:
         case NodesWaiting(count=count):
-            return _look(msgspec.structs.replace(admission, waiting=count), rules, seat)
-        case NoticesStand(notices=notices):
-            new = tuple(one for one in notices if one.node not in admission.over)
-            return _look(msgspec.structs.replace(admission, notices=new), rules, seat)
-        case AdmitDue(round=number, timer=timer):
-            runs = 0 < admission.timer <= timer  # the first that is over counts
+            return _update(msgspec.structs.replace(membership, waiting=count), rules, seat)
+        case NoticesChanged(notices=notices):
+            new = tuple(one for one in notices if one.node not in membership.over)
+            return _update(msgspec.structs.replace(membership, notices=new), rules, seat)
+        case ChangeTimerElapsed(round=number, timer=timer):
+            runs = 0 < membership.timer <= timer  # the first that elapses counts
             if number != seat.round or not runs:
-                return Outcome(admission)
-            return _due(msgspec.structs.replace(admission, timer=0), rules, seat)
+                return Outcome(membership)
+            return _due(msgspec.structs.replace(membership, timer=0), rules, seat)
     if event.round != seat.round:
-        return Outcome(admission)
-    return _saved(admission, rules, seat, event.step)
+        return Outcome(membership)
+    return _saved(membership, rules, seat, event.step)
 
 
-def asked_to_go(admission: Admission, rules: Rules, seat: Assignment, end: Exit) -> Outcome:
-    """Return what is done when this agent is asked to go, with `end` as its exit.
+def asked_to_leave(
+    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: Exit
+) -> Outcome:
+    """Return what happens when this agent is asked to end, with `end` as its exit.
 
-    Asked again, it goes at once.
+    The second time it ends at once.
     """
-    if rules.admit is not Newcomers.CHECKPOINT or admission.leaving is not None:
-        return Outcome(admission, then=end, reason=end.text)
-    return will_go(admission, rules, seat, end)
+    if rules.admit is not Newcomers.CHECKPOINT or membership.leaving is not None:
+        return Outcome(membership, then=end, reason=end.text)
+    return will_leave(membership, rules, seat, end)
 
 
-def will_go(admission: Admission, rules: Rules, seat: Assignment, end: Exit) -> Outcome:
-    """Return what is done when this agent will have to go; all nodes are told."""
-    if admission.leaving is not None:
-        return Outcome(admission)
-    asked = _look(msgspec.structs.replace(admission, leaving=end), rules, seat)
+def will_leave(
+    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: Exit
+) -> Outcome:
+    """Return what happens when this agent will have to leave; all nodes are notified."""
+    if membership.leaving is not None:
+        return Outcome(membership)
+    asked = _update(msgspec.structs.replace(membership, leaving=end), rules, seat)
     notice = GiveNotice(end.text, rules.grace_seconds)
     return msgspec.structs.replace(asked, actions=(*asked.actions, notice))
 
 
-def _wanted(admission: Admission, rules: Rules) -> Change | None:
-    """Return the change to save for, the most pressing one first."""
-    end = admission.leaving
+def _wanted(membership: MembershipState, rules: MembershipRules) -> Change | None:
+    """Return the change to save for, the most urgent one first."""
+    end = membership.leaving
     if end is not None:
-        own = [n.seconds for n in admission.notices if n.mine and n.seconds is not None]
+        own = [n.seconds for n in membership.notices if n.mine and n.seconds is not None]
         seconds = min([rules.grace_seconds, *own])
         return Change(ChangeKind.LEAVING, "", "this node", end.text, seconds)
-    for notice in sorted(admission.notices, key=lambda one: not one.mine):
+    for notice in sorted(membership.notices, key=lambda one: not one.mine):
         known = rules.grace_seconds if notice.seconds is None else notice.seconds
         seconds = min(rules.grace_seconds, known)
         return Change(ChangeKind.LEAVING, notice.node, notice.label, notice.why, seconds)
-    if admission.waiting and rules.admit is Newcomers.CHECKPOINT:
-        who = _nodes(admission.waiting)
-        return Change(ChangeKind.JOINING, "", who, wait(admission.waiting), rules.grace_seconds)
+    if membership.waiting and rules.admit is Newcomers.CHECKPOINT:
+        who = _nodes(membership.waiting)
+        return Change(ChangeKind.JOINING, "", who, wait(membership.waiting), rules.grace_seconds)
     return None
 
 
-def _look(admission: Admission, rules: Rules, seat: Assignment) -> Outcome:
-    """Announce what is wanted now, or take back what no longer is."""
-    wanted, asked = _wanted(admission, rules), admission.asked
+def _update(membership: MembershipState, rules: MembershipRules, seat: Assignment) -> Outcome:
+    """Announce the change that is wanted now, or cancel one that no longer is."""
+    wanted, asked = _wanted(membership, rules), membership.asked
     if wanted is not None and (asked is None or _differ(wanted, asked)):
-        return _ask(admission, seat, wanted)
+        return _ask(membership, seat, wanted)
     if wanted is not None and asked is not None and wanted.seconds < asked.seconds:
-        return _hasten(admission, seat, wanted)
+        return _shorten(membership, seat, wanted)
     if wanted is None and asked is not None:
-        off = msgspec.structs.replace(admission, asked=None, timer=0)
-        taken = Outcome(off, (TakeBack(),), f"no change is pending any more ({asked.why})")
-        return taken if not admission.waiting else _gather(taken, rules, seat)
-    return Outcome(admission) if wanted else _gather(Outcome(admission), rules, seat)
+        off = msgspec.structs.replace(membership, asked=None, timer=0)
+        cancelled = Outcome(off, (CancelChange(),), f"no change is pending any more ({asked.why})")
+        return cancelled if not membership.waiting else _gather(cancelled, rules, seat)
+    return Outcome(membership) if wanted else _gather(Outcome(membership), rules, seat)
 
 
 def _differ(one: Change, other: Change) -> bool:
     return (one.kind, one.node) != (other.kind, other.node)
 
 
-def _ask(admission: Admission, seat: Assignment, change: Change) -> Outcome:
-    begun, timer = _timer(admission, seat, change.seconds)
+def _ask(membership: MembershipState, seat: Assignment, change: Change) -> Outcome:
+    begun, timer = _timer(membership, seat, change.seconds)
     begun = msgspec.structs.replace(begun, asked=change)
-    acts = seat.rank == 0 or end_of(admission) is not None
-    what = (change.kind, change.who, change.why, change.seconds)
-    ask = AskToSave(seat.incarnation, seat.round, *what, watch=acts)
+    ask = AskToSave(
+        seat.incarnation,
+        seat.round,
+        change.kind,
+        change.who,
+        change.why,
+        change.seconds,
+        watch=seat.rank == 0 or end_of(membership) is not None,
+    )
     reason = f"{change.why}: the workers have {change.seconds:g} s to save first"
     return Outcome(begun, (ask, timer), reason)
 
 
-def _hasten(admission: Admission, seat: Assignment, change: Change) -> Outcome:
-    """The workers save as soon as they can anyway: what ends sooner is the wait for them.
+def _shorten(membership: MembershipState, seat: Assignment, change: Change) -> Outcome:
+    """Start a shorter timer; the workers need no new announcement, they save as soon as they can.
 
-    The time that was given first runs on beside it, and may still be over before.
+    The first timer keeps running beside it, and may still elapse first.
     """
-    begun, timer = _timer(admission, seat, change.seconds)
-    both = msgspec.structs.replace(begun, asked=change, timer=admission.timer)
+    begun, timer = _timer(membership, seat, change.seconds)
+    both = msgspec.structs.replace(begun, asked=change, timer=membership.timer)
     return Outcome(both, (timer,), f"{change.why}: the workers have only {change.seconds:g} s now")
 
 
-def _gather(so_far: Outcome, rules: Rules, seat: Assignment) -> Outcome:
-    """Let newcomers in after a moment, where nothing has to be saved."""
-    admission = so_far.admission
-    if rules.admit is not Newcomers.NOW or not admission.waiting or admission.timer:
+def _gather(so_far: Outcome, rules: MembershipRules, seat: Assignment) -> Outcome:
+    """Admit newcomers after a short pause, if nothing has to be saved."""
+    membership = so_far.membership
+    if rules.admit is not Newcomers.NOW or not membership.waiting or membership.timer:
         return so_far
-    begun, timer = _timer(admission, seat, rules.gather_seconds)
-    return Outcome(begun, (*so_far.actions, timer), wait(admission.waiting))
+    begun, timer = _timer(membership, seat, rules.gather_seconds)
+    return Outcome(begun, (*so_far.actions, timer), wait(membership.waiting))
 
 
 def _timer(
-    admission: Admission, seat: Assignment, seconds: float
-) -> tuple[Admission, StartAdmitTimer]:
-    number = admission.timers + 1
-    begun = msgspec.structs.replace(admission, timer=number, timers=number)
-    return begun, StartAdmitTimer(seat.round, seconds, number)
+    membership: MembershipState, seat: Assignment, seconds: float
+) -> tuple[MembershipState, StartChangeTimer]:
+    number = membership.timers + 1
+    begun = msgspec.structs.replace(membership, timer=number, timers=number)
+    return begun, StartChangeTimer(seat.round, seconds, number)
 
 
-def _due(admission: Admission, rules: Rules, seat: Assignment) -> Outcome:
-    asked = admission.asked
+def _due(membership: MembershipState, rules: MembershipRules, seat: Assignment) -> Outcome:
+    asked = membership.asked
     late = f"; the workers have not saved in {asked.seconds:g} s" if asked else ""
-    then = _change(admission, rules, late)
+    then = _change(membership, rules, late)
     if then is not None or asked is None:
-        return Outcome(admission, then=then, reason=_text(then))
+        return Outcome(membership, then=then, reason=_text(then))
     over = msgspec.structs.replace(
-        admission,
+        membership,
         asked=None,
-        notices=tuple(one for one in admission.notices if one.node != asked.node),
-        over=admission.over | {asked.node},
+        notices=tuple(one for one in membership.notices if one.node != asked.node),
+        over=membership.over | {asked.node},
     )
-    taken = Outcome(over, (TakeBack(),), f"{asked.who} has not left in {asked.seconds:g} s")
-    looked = _look(over, rules, seat)
-    return looked if looked.actions else taken
+    cancelled = Outcome(over, (CancelChange(),), f"{asked.who} has not left in {asked.seconds:g} s")
+    updated = _update(over, rules, seat)
+    return updated if updated.actions else cancelled
 
 
-def _saved(admission: Admission, rules: Rules, seat: Assignment, step: int) -> Outcome:
-    then = _change(admission, rules, f"; all workers have saved at step {step}")
+def _saved(
+    membership: MembershipState, rules: MembershipRules, seat: Assignment, step: int
+) -> Outcome:
+    then = _change(membership, rules, f"; all workers have saved at step {step}")
     if then is not None:
-        return Outcome(admission, then=then, reason=_text(then))
-    if admission.notices:
-        return Outcome(admission)  # the node that leaves does the next step
-    go_on = LetGoOn(seat.incarnation, seat.round, step)
-    return Outcome(admission, (go_on,), "the workers have saved, but no change is pending any more")
+        return Outcome(membership, then=then, reason=_text(then))
+    if membership.notices:
+        return Outcome(membership)  # the leaving node acts next
+    release = ReleaseWorkers(seat.incarnation, seat.round, step)
+    return Outcome(membership, (release,), "the workers have saved, but no change is pending")
 
 
-def end_of(admission: Admission) -> Exit | None:
-    """Return how this agent ends if its round is over now, None if it goes on to the next."""
-    if admission.leaving is not None:
-        return admission.leaving
-    for notice in admission.notices:
+def end_of(membership: MembershipState) -> Exit | None:
+    """Return how this agent exits if its round ends now, None if it joins the next round."""
+    if membership.leaving is not None:
+        return membership.leaving
+    for notice in membership.notices:
         if notice.mine:
             return Exit(EXIT_SIGNAL_BASE + SIGTERM, f"this node leaves: {notice.why}")
     return None
 
 
-def _change(admission: Admission, rules: Rules, how: str) -> Join | Exit | None:
-    """Return what this agent does once nothing has to be waited for."""
-    if end := end_of(admission):
+def _change(membership: MembershipState, rules: MembershipRules, how: str) -> Join | Exit | None:
+    """Return what this agent does once no save is waited for."""
+    if end := end_of(membership):
         return msgspec.structs.replace(end, text=end.text + how)
-    if admission.waiting and rules.admit is not Newcomers.NEVER:
-        return Join(wait(admission.waiting) + how)
+    if membership.waiting and rules.admit is not Newcomers.NEVER:
+        return Join(wait(membership.waiting) + how)
     return None
 
 
@@ -273,7 +283,7 @@ def _text(then: Join | Exit | None) -> str:
 
 
 def wait(count: int) -> str:
-    """Return "1 node waits", or how many do."""
+    """Return "1 node waits" or "N nodes wait"."""
     return f"{_nodes(count)} waits" if count == 1 else f"{_nodes(count)} wait"
 
 

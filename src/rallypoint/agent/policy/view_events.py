@@ -82,7 +82,7 @@ def events_of(view: View, before: View, node: str = "") -> list[events.Event]:
         found.append(events.NodesWaiting(view.waiting))
     if view.notices != before.notices:
         stand = ((n.node, n.label, n.why, n.seconds, n.node == node) for n in view.notices)
-        found.append(events.NoticesStand(tuple(events.Notice(*each) for each in stand)))
+        found.append(events.NoticesChanged(tuple(events.Notice(*each) for each in stand)))
     return found
 
 

@@ -1,1 +1,1 @@
-"""What an agent tells people and logs."""
+"""What an agent prints and logs."""

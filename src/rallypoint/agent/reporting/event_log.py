@@ -1,8 +1,8 @@
-"""Events as they happen: JSON lines in a file, and handlers of installed packages.
+"""Writes the agent's events to a JSON Lines file and to event handlers of installed packages.
 
-A handler is a function that takes a `records.Record`; it is found through the entry point
-group `rallypoint.events`. It is called in the agent's loop, so it must be quick; one that
-raises is complained of once and not called again. A full disk costs the log, not the run.
+A handler is a function that takes a `records.Record`, found by the entry point group
+`rallypoint.events`. It runs in the agent's loop, so it must be quick. If it raises, the error is
+printed once and the handler is not called again. A full disk ends the log, not the run.
 """
 
 import time
@@ -16,7 +16,7 @@ import msgspec
 from rallypoint.agent.policy import events
 from rallypoint.agent.policy.decisions import Decision
 from rallypoint.agent.reporting import records
-from rallypoint.agent.reporting.report import complain
+from rallypoint.agent.reporting.console import complain
 from rallypoint.errors import ParameterError
 
 GROUP = "rallypoint.events"
@@ -24,27 +24,27 @@ Handler = Callable[[records.Record], object]
 
 
 def installed() -> dict[str, Handler]:
-    """Return the handlers of all installed packages by name; a broken one is an error."""
+    """Return the event handlers of all installed packages by name. Raises ParameterError."""
     found: dict[str, Handler] = {}
     for entry in entry_points(group=GROUP):
         try:
             found[entry.name] = entry.load()
-        except Exception as error:  # a plug-in may fail in any way at all
+        except Exception as error:  # a plug-in may raise anything
             raise ParameterError(
-                f"the handler of events {entry.name!r} ({entry.value}) failed to load: "
+                f"the event handler {entry.name!r} ({entry.value}) failed to load: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return found
 
 
-class Journal:
-    """The log of one agent.
+class EventLog:
+    """The event log of one agent.
 
     Args:
-        path: lines are added to this file; "" for none.
+        path: file that lines are appended to; "" for none.
         run_id: of the run.
         node: label of the node.
-        handlers: returns the handlers by name.
+        handlers: returns the event handlers by name.
         clock: wall clock, seconds since 1970.
     """
 
@@ -56,7 +56,9 @@ class Journal:
         handlers: Callable[[], Mapping[str, Handler]] = installed,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path, self._run_id, self._node = path, run_id, node
+        self._path = path
+        self._run_id = run_id
+        self._node = node
         self._find = handlers
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
@@ -84,22 +86,22 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def note(self, event: events.Event | None, decision: Decision) -> None:
-        """Write down a decision."""
+    def record(self, event: events.Event | None, decision: Decision) -> None:
+        """Record an event and the decision about it."""
         if self._file is None and not self._handlers:
             return
         if seat := records.seat_of(event):
             self._at = seat.incarnation, seat.round
-        for kind, why, data in records.told(event, decision):
+        for kind, why, data in records.entries(event, decision):
             self._sequence += 1
             where = (self._node, self._run_id, *self._at)
-            self._tell(
+            self._write(
                 records.Record(
                     records.SCHEMA, self._sequence, self._clock(), *where, kind, why, data
                 )
             )
 
-    def _tell(self, record: records.Record) -> None:
+    def _write(self, record: records.Record) -> None:
         if self._file is not None:
             try:
                 self._file.write(msgspec.json.encode(record) + b"\n")
@@ -110,6 +112,6 @@ class Journal:
         for name, handler in list(self._handlers.items()):
             try:
                 handler(record)
-            except Exception as error:  # a plug-in may fail in any way at all
+            except Exception as error:  # a plug-in may raise anything
                 del self._handlers[name]
-                complain(f"the handler of events {name!r} failed, going on without: {error!r}")
+                complain(f"the event handler {name!r} failed and is not called again: {error!r}")

@@ -1,37 +1,42 @@
-"""What a node that waits, for its round or for its workers' end, tells its user. PURE."""
+"""What the agent tells its user: progress of a join, stopping lines, the final report. PURE."""
+
+from collections.abc import Sequence
 
 from rallypoint.agent.policy.decisions import Decision
-from rallypoint.agent.policy.events import Event, Signal, StopWorkers
+from rallypoint.agent.policy.events import Event, Exit, Signal, StopWorkers
+from rallypoint.agent.policy.exit_codes import EXIT_DONE, EXIT_SIGNAL_BASE
 from rallypoint.core.explain import goal_of, nodes
+from rallypoint.core.state import Failure
 from rallypoint.rendezvous.coordinator import NodeStatus, Report
 from rallypoint.rendezvous.reports.status import done_sentence
 from rallypoint.wallclock import duration
 
 NAMES_SHOWN = 3
+LATER_FAILURES_SHOWN = 8
 _JOINING = ("gathering", "last call")
-_AT_WORK = "sealed"  # who waits for a seat meanwhile waits as long as the round lasts
+_AT_WORK = "sealed"  # a node may then wait for as long as the round lasts
 
 
 def stopping_line(event: Event | None, decision: Decision) -> str:
-    """Return what a signal that ends the workers brings, "" if this is none."""
+    """Return how a signal stops the workers, "" if the event is not such a signal."""
     for action in decision.actions:
         if isinstance(event, Signal) and isinstance(action, StopWorkers):
             if not action.grace_seconds:
-                return f"received {event.name}: ending the workers at once"
+                return f"received {event.name}: killing the workers now"
             return (
-                f"received {event.name}: stopping the workers, up to {action.grace_seconds:g} s; "
-                "again to end the grace"
+                f"received {event.name}: stopping the workers within {action.grace_seconds:g} s; "
+                "send it again to kill them now"
             )
     return ""
 
 
 def waiting_line(report: Report, age_seconds: float, left_seconds: float) -> str:
-    """Return what is there, who is waited for, and when the wait ends.
+    """Return how many nodes have joined, which are missing, and when the join times out.
 
     Args:
-        report: what the run is doing; one without members tells its reason only.
-        age_seconds: how old the report is.
-        left_seconds: until the join gives up.
+        report: the run's report; without members only its reason is used.
+        age_seconds: age of the report.
+        left_seconds: until the join times out.
     """
     state = _state(report, age_seconds)
     if report.phase == _AT_WORK:
@@ -77,7 +82,7 @@ def _one(member: NodeStatus, age: float) -> str:
 
 
 def _gone(report: Report, age: float) -> str:
-    """Who the round before has lost, or who left: nobody else is known to be missing."""
+    """Return which nodes the last round lost: no others are known to be missing."""
     ended = [line for line in report.rounds if line.ended_seconds is not None]
     if not ended:
         return "not heard of yet"
@@ -91,3 +96,45 @@ def _gone(report: Report, age: float) -> str:
 
 def _ago(seconds: float) -> str:
     return f"{duration(seconds) if seconds >= 60 else f'{seconds:.0f} s'} ago"
+
+
+def final_report(end: Exit, own: Sequence[Failure] = ()) -> str:
+    """Return the report of a failed run, "" if there is nothing to report.
+
+    The first failure comes first, with the last lines of its stderr, then its consequences.
+
+    Args:
+        end: the agent's exit.
+        own: failures of this node's workers, used if the coordinator reported none.
+    """
+    if end.code == EXIT_DONE or end.code >= EXIT_SIGNAL_BASE:
+        return ""
+    failures = end.failures or tuple(own)
+    lines = []
+    if failures:
+        first, *later = failures
+        lines += [f"first failure: {_in_round(first)}", *_quoted(first.message)]
+        same = [failure for failure in later if failure.round == first.round]
+        lines += _listed("later failures, probably its consequences:", same)
+        others = [failure for failure in later if failure.round != first.round]
+        lines += [*_listed("in later rounds:", others), ""]
+    return "\n".join([*lines, end.text]).strip("\n")
+
+
+def _in_round(failure: Failure) -> str:
+    return f"{failure.label}, in round {failure.round}" if failure.round else failure.label
+
+
+def _quoted(message: str) -> list[str]:
+    if not message.strip():
+        return ["  (it wrote nothing to stderr)"]
+    return ["  its last lines:", *(f"  | {line}" for line in message.splitlines())]
+
+
+def _listed(head: str, failures: Sequence[Failure]) -> list[str]:
+    if not failures:
+        return []
+    shown = [f"  {_in_round(failure)}" for failure in failures[:LATER_FAILURES_SHOWN]]
+    hidden = len(failures) - len(shown)
+    more = [f"  and {hidden} more"] if hidden else []
+    return ["", head, *shown, *more]

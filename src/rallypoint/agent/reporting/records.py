@@ -1,8 +1,8 @@
-"""What an agent's log of events says of one decision. PURE.
+"""The records of an agent's event log. PURE.
 
-One record is one line of JSON, in the form `SCHEMA` (docs/events.md, and the JSON schema that
-is made from the types below: `rallypoint/schemas/event.v1.json`). Kinds and fields are only
-ever added under one name.
+A record is one line of JSON in the format `SCHEMA` (docs/events.md, and the JSON schema made
+from the types below: `rallypoint/schemas/event.v1.json`). Under one schema name, kinds and
+fields are only ever added.
 """
 
 from collections.abc import Iterator
@@ -47,19 +47,19 @@ class Kind(StrEnum):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One line.
+    """One line of the event log.
 
     Args:
-        schema: the form's name and version.
+        schema: the format's name and version.
         sequence: counts the records of one agent, from 1.
-        at: wall clock of this machine, seconds since 1970; for people, nothing compares it.
+        at: wall clock of this machine, in seconds since 1970; for people only.
         node: label of the agent's node.
         run_id: name of the run.
         incarnation: of the run, 0 before the first round.
-        round: number of the last round that this node had a seat in, 0 before the first.
+        round: number of the last round that this node took part in, 0 before the first.
         kind: what happened.
-        why: one sentence, "" where there is nothing to say.
-        data: more, by the kind (docs/events.md).
+        why: the reason in one sentence, or "".
+        data: further fields, by kind (docs/events.md).
     """
 
     schema: str
@@ -74,13 +74,13 @@ class Record(msgspec.Struct, frozen=True):
     data: dict[str, Any]
 
 
-Told = tuple[Kind, str, dict[str, Any]]
+Entry = tuple[Kind, str, dict[str, Any]]
 
 
-def told(event: events.Event | None, decision: Decision) -> Iterator[Told]:
-    """Yield what is told of a decision: the event first, then what is done about it.
+def entries(event: events.Event | None, decision: Decision) -> Iterator[Entry]:
+    """Yield the entries for an event, then those for the actions.
 
-    What changes nothing is not told: it is an echo of something that was.
+    Notifications that change nothing give no entry, since they repeat an earlier one.
     """
     acted = bool(decision.actions or decision.reason)
     if event is not None:
@@ -90,11 +90,11 @@ def told(event: events.Event | None, decision: Decision) -> Iterator[Told]:
 
 
 def seat_of(event: events.Event | None) -> Assignment | None:
-    """Return the seat that an event brings, None if it brings none."""
+    """Return the assignment in a `Sealed` event, None for other events."""
     return event.assignment if isinstance(event, events.Sealed) else None
 
 
-def _of_event(event: events.Event, acted: bool, decision: Decision) -> Iterator[Told]:
+def _of_event(event: events.Event, acted: bool, decision: Decision) -> Iterator[Entry]:
     match event:
         case events.Sealed(assignment=seat):
             yield Kind.SEALED, seat.reason, _seat(seat)
@@ -123,7 +123,7 @@ def _of_event(event: events.Event, acted: bool, decision: Decision) -> Iterator[
             yield Kind.SAVED, decision.reason, {"step": step}
         case (
             events.Signal(name=name)
-            | events.SignalToPassOn(name=name)
+            | events.SignalToForward(name=name)
             | events.PreemptSignal(name=name)
         ):
             yield Kind.SIGNAL, decision.reason, {"name": name}
@@ -131,7 +131,7 @@ def _of_event(event: events.Event, acted: bool, decision: Decision) -> Iterator[
             yield Kind.ERROR, text, {}
 
 
-def _of_action(action: events.Action) -> Iterator[Told]:
+def _of_action(action: events.Action) -> Iterator[Entry]:
     match action:
         case events.Join(why=why):
             yield Kind.JOIN, why, {}

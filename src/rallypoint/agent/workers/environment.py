@@ -1,7 +1,7 @@
-"""What a worker finds in its environment. PURE: a function of values.
+"""The environment of a worker. PURE.
 
 Scripts written for torchrun read RANK, WORLD_SIZE, MASTER_ADDR and so on; `rallypoint.worker`
-reads RALLYPOINT_*. Both are made from the sealed round's record and nothing else.
+reads RALLYPOINT_*. Both follow from the assignment in the sealed round.
 """
 
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ import msgspec
 
 from rallypoint.core.events import Assignment
 
-TORCH_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun: errors end workers
+TORCH_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets it
 OMP_THREADS = "OMP_NUM_THREADS"
 TOKEN = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
-# The nodes' own token would let a worker do what only an agent may.
+# With the nodes' token, a worker could do what only an agent may do.
 NOT_FOR_WORKERS = (TOKEN, f"{TOKEN}_FILE")
 
 
 class WorkerContext(msgspec.Struct, frozen=True):
-    """What is the same for all workers of a node.
+    """What all workers of a node share.
 
     Args:
         run_id: name of the run.
-        local_world_size: workers of this node.
+        local_world_size: number of workers on this node.
         role: name of their role.
-        max_restarts: the run's failure budget.
+        max_restarts: the run's restart budget.
         store_url: where `rallypoint.worker` finds the store: `tcp://HOST:PORT`,
-            `file:///PATH`, or "" when there is none.
-        token: one that reaches this run's store and nothing else, "" when there is none.
+            `file:///PATH`, or "" for none.
+        token: permits this run's store and nothing else, "" for none.
         environment: more variables, such as those of TLS.
         error_dir: directory for TORCHELASTIC_ERROR_FILE, "" for none.
     """
@@ -46,7 +46,7 @@ class WorkerContext(msgspec.Struct, frozen=True):
 
 
 def sets_omp_threads(base: Mapping[str, str], local_world_size: int) -> bool:
-    """Return whether workers get OMP_NUM_THREADS=1, as torchrun does to spare the cores."""
+    """Return whether workers get OMP_NUM_THREADS=1, as with torchrun."""
     return local_world_size > 1 and OMP_THREADS not in base
 
 
@@ -62,9 +62,9 @@ def worker_environment(
     Args:
         base: the agent's environment, which the worker inherits.
         context: what all workers of the node share.
-        assignment: the node's seat in the round.
+        assignment: of the node, in the sealed round.
         local_rank: of the worker, from 0.
-        master: bootstrap address and port, if not those of the assignment.
+        master: bootstrap address and port; None: those of the assignment.
     """
     rank = assignment.worker_offset + local_rank
     address, port = master or (assignment.master_addr, assignment.master_port)

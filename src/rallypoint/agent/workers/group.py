@@ -1,8 +1,8 @@
-"""This node's workers, round after round: started, passed signals, watched, and ended.
+"""This node's workers, round after round: starts them, sends signals, watches and stops them.
 
-One mark is in the environment of all of them, by which `agent.tree` finds whatever came from
-them; a guard holds their names for the case that this process is killed. However the context
-ends, nothing of the crew is left.
+All of them carry a mark in their environment, by which `process_tree` finds their descendants.
+A reaper process knows them too, in case this process is killed. However the context ends, no
+worker is left.
 """
 
 import traceback
@@ -14,37 +14,37 @@ from typing import Self
 import msgspec
 
 from rallypoint.agent.config import AgentConfig
-from rallypoint.agent.join.handlers import Round
+from rallypoint.agent.join.handlers import SealedRound
 from rallypoint.agent.policy import events
-from rallypoint.agent.reporting.report import complain, say
+from rallypoint.agent.reporting.console import complain, say
 from rallypoint.agent.workers import process_tree
 from rallypoint.agent.workers.environment import worker_environment
-from rallypoint.agent.workers.hangs import HangWatch
-from rallypoint.agent.workers.processes import Ended, Spec, WorkerGroup
-from rallypoint.agent.workers.reaper import Guard
+from rallypoint.agent.workers.hangs import HangWatcher
+from rallypoint.agent.workers.processes import WorkerExit, WorkerProcesses, WorkerSpec
+from rallypoint.agent.workers.reaper import Reaper
 from rallypoint.core.explain import nodes
 from rallypoint.errors import ParameterError
 from rallypoint.wallclock import now_text
 
 
-class Crew:
+class WorkerGroup:
     """The workers of one node.
 
     Args:
-        config: what they run, in which environment.
-        put: takes what happens to them.
+        config: their command, environment and output.
+        put: gets their events.
     """
 
     def __init__(self, config: AgentConfig, put: Callable[[events.Event], None]) -> None:
         self._config = config
         self._put = put
-        self._group: WorkerGroup | None = None
-        self._hangs: HangWatch | None = None
+        self._processes: WorkerProcesses | None = None
+        self._hangs: HangWatcher | None = None
         self.mark = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
-        """Start the guard. Raises OSError when no process can be started."""
-        self.guard = Guard(complain, self.mark)
+        """Start the reaper. Raises OSError when no process can be started."""
+        self.reaper = Reaper(complain, self.mark)
         return self
 
     def __exit__(
@@ -53,47 +53,49 @@ class Crew:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """End all workers, without grace, and the guard."""
+        """Kill all workers, and end the reaper."""
         try:
-            if self._group is not None:
-                self._unwatch()
-                _warn(self._group.kill())
+            if self._processes is not None:
+                self._end_hang_watch()
+                _warn(self._processes.kill())
         finally:
-            self.guard.close()
+            self.reaper.close()
 
-    def start(self, sealed: Round, more: Mapping[str, str]) -> None:
-        """Start the workers of a round, with more in their environment."""
+    def start(self, sealed: SealedRound, more: Mapping[str, str]) -> None:
+        """Start the workers of a round, with `more` added to their environment."""
         context, seat = self._config.context, sealed.assignment
         if self._config.worker_token is not None:
             context = msgspec.structs.replace(context, token=self._config.worker_token())
         if seat.size > 1 or seat.round > 1:
             say(f"round {seat.round}: rank {seat.rank} of {nodes(seat.size)} ({seat.reason})")
         base = self._config.base_env
-        marked = {
-            process_tree.MARK: process_tree.marked(base.get(process_tree.MARK, ""), self.mark)
-        }
-        hangs = HangWatch(seat.round, self._config.hang_seconds, self._put, self._failed)
+        mark = process_tree.marked(base.get(process_tree.MARK, ""), self.mark)
+        hangs = HangWatcher(seat.round, self._config.hang_seconds, self._put, self._failed)
         specs, outputs = [], []
         for local_rank in range(context.local_world_size):
             env = worker_environment(base, context, seat, local_rank, sealed.master)
-            env |= {**marked, **hangs.environment(local_rank), **more}
-            specs.append(Spec(local_rank, self._config.argv, env))
+            env |= {process_tree.MARK: mark, **hangs.environment(local_rank), **more}
+            specs.append(WorkerSpec(local_rank, self._config.argv, env))
             rank = seat.worker_offset + local_rank
             outputs.append(self._config.output.worker(context.run_id, seat.round, rank, local_rank))
-        sink = self._exit_sink(seat.round)
-        group = WorkerGroup(sink, self._failed, self.guard.forget, self.mark)
-        self._group, self._hangs = group, hangs
+        processes = WorkerProcesses(
+            self._exit_sink(seat.round), self._failed, self.reaper.forget, self.mark
+        )
+        self._processes, self._hangs = processes, hangs
         try:
-            group.start(specs, outputs)
+            processes.start(specs, outputs)
         except ParameterError as error:
             self._put(events.AgentFailed(str(error)))
-        self.guard.watch(group.roots)
-        hangs.begin(group)
+        self.reaper.watch(processes.roots)
+        hangs.begin(processes)
 
-    def _exit_sink(self, number: int) -> Callable[[Ended], None]:
-        def put(ended: Ended) -> None:
-            how = (ended.local_rank, ended.exit_code, ended.signal, now_text(), ended.lines)
-            self._put(events.WorkerExited(number, *how))
+    def _exit_sink(self, round_number: int) -> Callable[[WorkerExit], None]:
+        def put(end: WorkerExit) -> None:
+            self._put(
+                events.WorkerExited(
+                    round_number, end.local_rank, end.exit_code, end.signal, now_text(), end.lines
+                )
+            )
 
         return put
 
@@ -101,24 +103,24 @@ class Crew:
         self._put(events.AgentFailed("".join(traceback.format_exception(error))))
 
     def stop(self, grace_seconds: float) -> None:
-        """Begin to end the workers; `WorkersStopped` tells when they are gone."""
-        if self._group is None:
+        """Begin to stop the workers; `WorkersStopped` follows."""
+        if self._processes is None:
             self._put(events.WorkersStopped())
             return
-        self._unwatch()
+        self._end_hang_watch()
 
         def stopped(stuck: tuple[int, ...]) -> None:
             _warn(stuck)
             self._put(events.WorkersStopped(stuck))
 
-        self._group.stop(grace_seconds, stopped)
+        self._processes.stop(grace_seconds, stopped)
 
-    def pass_on(self, number: int) -> None:
-        """Send a signal to each worker itself."""
-        if self._group is not None:
-            self._group.send(number)
+    def send(self, signum: int) -> None:
+        """Send a signal to each worker, but not to its children."""
+        if self._processes is not None:
+            self._processes.send(signum)
 
-    def _unwatch(self) -> None:
+    def _end_hang_watch(self) -> None:
         if self._hangs is not None:
             self._hangs.end()
 

@@ -1,16 +1,15 @@
-"""Which processes belong to an agent's workers, wherever they have gone.
+"""Finds and kills all descendants of an agent's workers.
 
-Three trails, each good where the others are lost:
+A process is found by any of:
 
-* parentage: whatever descends from a worker, as long as the parents between them live;
-* the session and process group of a worker, whose ids are the worker's own;
-* a mark: a variable in the workers' environment, which everything that they start inherits,
-  so that a daemon without parents, in a session of its own, is found too.
+* its parent: all descendants of a worker, as long as the parents in between live;
+* its session or process group, whose ids are the worker's process id;
+* a mark: a variable in the workers' environment that all descendants inherit, so that a daemon
+  without a parent, in its own session, is found too.
 
-What is found is held with its start time (psutil), so that a process id that the system has
-given away again is not touched. Only a process that has left the session, lost its parents
-and wiped its environment is not found; nothing short of a cgroup would hold that one, and a
-user who may make one is rare.
+Start times (psutil) tell a process from another one that got the same process id later. Only a
+process that left the session, lost its parents and cleared its environment is not found; that
+would take a cgroup, which few users may create.
 """
 
 import contextlib
@@ -26,40 +25,40 @@ MARK = "RALLYPOINT_TREE"
 PASS_SECONDS = 0.05
 
 Roots = Mapping[int, float]
-"""Process id of a worker, or of what came from it -> its start time (psutil's)."""
+"""Process id of a worker or descendant -> its start time, as psutil gives it."""
 
 
 def marked(inherited: str, mark: str) -> str:
-    """Return the value of `MARK` for workers: an agent within a worker keeps the outer mark."""
+    """Return the workers' value of `MARK`; an agent inside a worker keeps the outer mark."""
     return f"{inherited} {mark}".strip()
 
 
 def started_at(pid: int) -> float:
-    """Return the start time of a process of ours that cannot have been reaped yet."""
+    """Return the start time of a child process that has not been reaped."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
-        return 0.0  # not to be seen (macOS hides zombies): its group is still known
+        return 0.0  # macOS hides zombies; the process group is still known
 
 
 def roots_of(processes: Iterable[psutil.Process]) -> dict[int, float]:
-    """Return processes that were found so that they are found again, orphaned or not."""
+    """Return the roots by which these processes are found again, orphaned or not."""
     return {process.pid: process.create_time() for process in processes}
 
 
 def family(mark: str, roots: Roots) -> list[psutil.Process]:
-    """Return every live process of the workers: themselves, and all that came from them."""
+    """Return the live workers and all their live descendants."""
     table = dict(_table())
-    strangers = {
+    reused = {
         pid
         for pid, start in roots.items()
         if start and pid in table and table[pid][0].create_time() != start
     }
-    groups = set(roots) - strangers
+    groups = set(roots) - reused
     found = {
         pid
         for pid, (process, _parent) in table.items()
-        if pid not in strangers
+        if pid not in reused
         and (pid in groups or _grouped(pid) & groups or _has_mark(process, mark))
     }
     grown = True
@@ -67,19 +66,20 @@ def family(mark: str, roots: Roots) -> list[psutil.Process]:
         born = {pid for pid, (_, parent) in table.items() if parent in found or parent in groups}
         grown = not born <= found
         found |= born
-    found -= {os.getpid(), *strangers}
+    found -= {os.getpid(), *reused}
     return [table[pid][0] for pid in sorted(found) if not _is_zombie(table[pid][0])]
 
 
 def end(
     mark: str, roots: Roots, limit_seconds: float, quiet_passes: int = 1
 ) -> list[psutil.Process]:
-    """Kill the whole family, also what it starts meanwhile; return what cannot be ended.
+    """Kill the workers and all descendants; return the processes that could not be ended.
 
     Args:
-        mark, roots: of the family.
-        limit_seconds: for it to be gone.
-        quiet_passes: looks that must find nothing.
+        mark: in the workers' environment.
+        roots: the workers.
+        limit_seconds: after which the remaining processes are returned.
+        quiet_passes: number of consecutive passes that must find nothing.
     """
     deadline, quiet = Deadline(limit_seconds), 0
     while True:

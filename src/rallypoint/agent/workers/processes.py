@@ -1,14 +1,12 @@
-"""Workers as processes: started, watched without polling, and ended with all their children.
+"""Starts the worker processes of a round, waits for their exits, and stops them.
 
-Each worker leads its own session and process group, with /dev/null as its stdin. A waiter
-thread a worker sleeps in the kernel until it exits. Where the system can (`os.waitid`), an
-exited worker is left unreaped until its group has been ended: its process id, which is also
-the group's, cannot be given to a stranger in the meantime.
+Each worker leads its own session and process group, with /dev/null as its stdin. One thread per
+worker blocks until it exits. Where `os.waitid` exists, an exited worker stays a zombie until its
+group has been killed, so that its process id, which is also the group's, is not reused meanwhile.
 
-Ending them: SIGTERM to each group (as torchrun does, so that a shell that started the real
-program does not hold it up), a grace, then SIGKILL to all that came from them, wherever it is
-(`agent.tree`). What outlives a SIGKILL (state D) is reported by its process id and holds
-nobody up.
+To stop them: SIGTERM to each group (as torchrun does, so that a wrapping shell does not shield
+the program), a grace, then SIGKILL to all descendants (`process_tree`). A process that survives
+SIGKILL (state D) is reported by its process id, and nothing waits for it.
 """
 
 import contextlib
@@ -21,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from rallypoint.agent.output.destinations import WorkerOutput
+from rallypoint.agent.output import WorkerOutput
 from rallypoint.agent.workers import process_tree
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError
@@ -30,16 +28,16 @@ KILL_WAIT_SECONDS = 5.0
 LAST_LINES_WAIT_SECONDS = 0.5
 
 
-class Spec(msgspec.Struct, frozen=True):
-    """One worker to start: its rank on the node, its command and its whole environment."""
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """A worker to start: its rank on the node, its command and its whole environment."""
 
     local_rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """How a worker ended: `exit_code`, or None and the `signal`; `lines` of its stderr."""
+class WorkerExit(msgspec.Struct, frozen=True):
+    """A worker's exit: `exit_code`, or None and the `signal`; the last `lines` of its stderr."""
 
     local_rank: int
     exit_code: int | None
@@ -47,7 +45,7 @@ class Ended(msgspec.Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-def _how(returncode: int) -> tuple[int | None, str]:
+def _exit_of(returncode: int) -> tuple[int | None, str]:
     """Return (exit code, "") or (None, signal name) of a Popen return code."""
     if returncode >= 0:
         return returncode, ""
@@ -57,10 +55,10 @@ def _how(returncode: int) -> tuple[int | None, str]:
         return None, f"signal {-returncode}"  # real-time signals have no name
 
 
-class Worker:
+class WorkerProcess:
     """One running worker process."""
 
-    def __init__(self, spec: Spec, output: WorkerOutput) -> None:
+    def __init__(self, spec: WorkerSpec, output: WorkerOutput) -> None:
         """Start it. Raises ParameterError when its command cannot be run."""
         self.spec = spec
         self.output = output
@@ -87,7 +85,7 @@ class Worker:
         self.started_at = process_tree.started_at(self.pid)
 
     def wait(self) -> int:
-        """Wait for its exit; return the code as Popen gives it (a signal as a negative)."""
+        """Wait until it exits; return its code as Popen does (a signal is negative)."""
         if hasattr(os, "waitid"):
             seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if seen is not None:  # only WNOHANG gives None
@@ -95,14 +93,14 @@ class Worker:
         return self._process.wait()
 
     def send(self, signum: int) -> None:
-        """Send a signal to its whole group; nothing happens if that is gone."""
+        """Send a signal to its whole group, if that exists."""
         if self._reaped:
-            return  # its id may be another's by now
+            return  # its process id may be reused
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)  # macOS answers EPERM for a group of zombies
 
     def send_alone(self, signum: int) -> None:
-        """Send a signal to it, and to nothing that it started."""
+        """Send a signal to the worker, but not to its children."""
         if not self._reaped and not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signum)
@@ -114,19 +112,19 @@ class Worker:
             self._process.wait()
 
 
-class WorkerGroup:
+class WorkerProcesses:
     """The workers of one round on this node.
 
     Args:
-        on_exit: called once for each worker that exits, from a thread of its own.
-        on_failure: called with an exception of a background thread.
-        before_reap: called with the process ids that are about to be given back.
-        mark: in the environment of all workers (`tree.MARK`).
+        on_exit: called once for each worker that exits, in that worker's thread.
+        on_failure: gets an exception of a background thread.
+        before_reap: gets the process ids that may be reused from now on.
+        mark: in the environment of all workers (`process_tree.MARK`).
     """
 
     def __init__(
         self,
-        on_exit: Callable[[Ended], None],
+        on_exit: Callable[[WorkerExit], None],
         on_failure: Callable[[BaseException], None],
         before_reap: Callable[[tuple[int, ...]], None] = lambda _pids: None,
         mark: str = "",
@@ -134,27 +132,27 @@ class WorkerGroup:
         self._on_exit = on_exit
         self._on_failure = on_failure
         self._before_reap = before_reap
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._changed = threading.Condition()
         self._mark = mark
         self._grace: Deadline | None = None
 
     @property
     def roots(self) -> process_tree.Roots:
-        """All workers that were started: process id, also their group's, and start time."""
+        """Process ids and start times of all workers that were started."""
         return {worker.pid: worker.started_at for worker in self._workers}
 
-    def start(self, specs: Sequence[Spec], outputs: Sequence[WorkerOutput]) -> None:
+    def start(self, specs: Sequence[WorkerSpec], outputs: Sequence[WorkerOutput]) -> None:
         """Start all workers. Raises ParameterError; those already started then still run."""
         for spec, output in zip(specs, outputs, strict=True):
-            worker = Worker(spec, output)
+            worker = WorkerProcess(spec, output)
             self._workers.append(worker)
             self._thread(f"wait-{spec.local_rank}", partial(self._watch, worker))
 
     def stop(self, grace_seconds: float, on_stopped: Callable[[tuple[int, ...]], None]) -> None:
-        """Begin to end all workers; `on_stopped` is told the pids that could not be ended.
+        """Begin to stop all workers; `on_stopped` gets the pids that could not be ended.
 
-        A second call only shortens the grace.
+        A second call can only shorten the grace.
         """
         with self._changed:
             first = self._grace is None
@@ -165,14 +163,14 @@ class WorkerGroup:
             self._thread("stop", lambda: on_stopped(self._end()))
 
     def kill(self) -> tuple[int, ...]:
-        """End all workers now, without grace; return the pids that could not be ended."""
+        """Kill all workers now; return the pids that could not be ended."""
         with self._changed:
             self._grace = Deadline(0.0)
             self._changed.notify_all()
         return self._end()
 
     def send(self, signum: int) -> None:
-        """Send a signal to each worker, and to nothing that they started."""
+        """Send a signal to each worker, but not to its children."""
         for worker in self._workers:
             worker.send_alone(signum)
 
@@ -185,12 +183,14 @@ class WorkerGroup:
         pids = {worker.spec.local_rank: worker.pid for worker in self._alive()}
         return pids.get(local_rank)
 
-    def asked(self, local_rank: int, signum: int, limit_seconds: float) -> tuple[str, ...]:
-        """Send a worker a signal; return what it then writes to stderr, () if nothing."""
+    def lines_after_signal(
+        self, local_rank: int, signum: int, limit_seconds: float
+    ) -> tuple[str, ...]:
+        """Send a worker a signal; return the lines that it then writes to stderr."""
         for worker in self._alive():
             if worker.spec.local_rank == local_rank:
                 send = partial(worker.send_alone, signum)
-                return worker.output.said_after(send, limit_seconds)
+                return worker.output.lines_after(send, limit_seconds)
         return ()
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
@@ -202,37 +202,37 @@ class WorkerGroup:
 
         threading.Thread(target=run, name=f"rallypoint-{name}", daemon=True).start()
 
-    def _watch(self, worker: Worker) -> None:
-        code, name = _how(worker.wait())
+    def _watch(self, worker: WorkerProcess) -> None:
+        code, name = _exit_of(worker.wait())
         lines = worker.output.last_lines(LAST_LINES_WAIT_SECONDS)
         try:
-            self._on_exit(Ended(worker.spec.local_rank, code, name, lines))
+            self._on_exit(WorkerExit(worker.spec.local_rank, code, name, lines))
         finally:
             with self._changed:
                 worker.exited.set()
                 self._changed.notify_all()
 
-    def _alive(self) -> list[Worker]:
+    def _alive(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if not worker.exited.is_set()]
 
     def _end(self) -> tuple[int, ...]:
-        before = process_tree.family(self._mark, self.roots)  # parents that end well leave orphans
+        before = process_tree.family(self._mark, self.roots)  # a parent that exits leaves orphans
         for worker in self._workers:
             worker.send(signal.SIGTERM)
         with self._changed:
             while self._alive() and self._grace is not None and not self._grace.expired():
                 self._changed.wait(self._grace.remaining())
         family = {**process_tree.roots_of(before), **self.roots}
-        strays = {
+        survivors = {
             process.pid for process in process_tree.end(self._mark, family, KILL_WAIT_SECONDS)
         }
-        with self._changed:  # those that have just died are known to their threads in a moment
-            self._changed.wait_for(lambda: self._waited_for() <= strays, KILL_WAIT_SECONDS)
+        with self._changed:  # the waiting threads learn of the last exits in a moment
+            self._changed.wait_for(lambda: self._alive_pids() <= survivors, KILL_WAIT_SECONDS)
         self._before_reap(tuple(self.roots))
         for worker in self._workers:
             worker.reap()
             worker.output.close()
-        return tuple(sorted(strays | self._waited_for()))
+        return tuple(sorted(survivors | self._alive_pids()))
 
-    def _waited_for(self) -> set[int]:
+    def _alive_pids(self) -> set[int]:
         return {worker.pid for worker in self._alive()}

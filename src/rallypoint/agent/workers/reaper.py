@@ -1,12 +1,11 @@
-"""A helper process that ends the workers when the agent is killed with no chance to do so.
+"""A helper process that kills the workers if the agent is killed.
 
-The agent holds the only writing end of a pipe and names on it each worker as it comes and
-goes ("+PID START", "-PID"). However the agent ends, the kernel closes the pipe; the guard, in
-a session of its own, then kills the workers that are left and all that came from them
-(`agent.tree`). Works wherever pipes do.
+The agent holds the only writing end of a pipe, and writes a line when a worker starts ("+PID
+START") or ends ("-PID"). However the agent ends, the kernel closes the pipe; the reaper, in its
+own session, then kills the remaining workers and their descendants (`process_tree`).
 
-A worker that is just being started holds a copy of the pipe until it runs its own program,
-so the guard begins only when each one can be seen by its mark: none slips through.
+A worker that is being started holds a copy of the pipe until its exec. So when the pipe closes,
+every worker has run its exec and is found by its mark.
 """
 
 import contextlib
@@ -23,20 +22,20 @@ from typing import IO, Self
 from rallypoint.agent.workers import process_tree
 
 END_SECONDS = 10.0
-QUIET_PASSES = 2  # a worker that closed the pipe a moment before its exec has no mark yet
-GOODBYE = b".\n"  # the agent has ended its workers itself
+QUIET_PASSES = 2  # a worker may close the pipe a moment before its mark is visible
+GOODBYE = b".\n"  # the agent has stopped its workers itself
 
 
-class Guard:
-    """The agent's end: names the workers to be killed if this process dies.
+class Reaper:
+    """The agent's end of the pipe.
 
     Args:
-        on_lost: called once with a sentence if the guard itself was ended by someone.
-        mark: in the environment of all workers (`tree.MARK`).
+        on_lost: called once with a sentence if the reaper process was killed.
+        mark: in the environment of all workers (`process_tree.MARK`).
     """
 
     def __init__(self, on_lost: Callable[[str], None], mark: str) -> None:
-        """Start the guard. Raises OSError when no process can be started."""
+        """Start the reaper. Raises OSError when no process can be started."""
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._lost = False
@@ -54,11 +53,11 @@ class Guard:
             os.close(read_end)
 
     def watch(self, workers: process_tree.Roots) -> None:
-        """Name workers to be killed: process id and start time."""
+        """Add workers, by process id and start time, that are killed if this process dies."""
         self._write(f"+{pid} {start!r}\n" for pid, start in workers.items())
 
     def forget(self, workers: Iterable[int]) -> None:
-        """Take workers back, before their ids can be used again."""
+        """Remove workers, before their process ids can be reused."""
         self._write(f"-{pid}\n" for pid in workers)
 
     def _write(self, lines: Iterable[str]) -> None:
@@ -69,10 +68,13 @@ class Guard:
             except BrokenPipeError:
                 if not self._lost:
                     self._lost = True
-                    self._on_lost("the guard is gone: if this agent is killed, its workers stay")
+                    self._on_lost(
+                        "the reaper process was killed: if this agent is killed too, "
+                        "its workers go on running"
+                    )
 
     def close(self) -> None:
-        """End the guard; it kills what is still named."""
+        """End the reaper process; it kills the workers that were not removed."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.write(GOODBYE)
             self._pipe.close()
@@ -95,13 +97,13 @@ class Guard:
 
 
 def _environment() -> dict[str, str]:
-    """Return ours, in which this package is found wherever it was imported from."""
+    """Return our environment, with the folder of this package in PYTHONPATH."""
     paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).resolve().parents[2])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def workers_left(lines: Iterable[bytes]) -> tuple[dict[int, float], bool]:
-    """Return the workers still named once the lines end, and whether the agent said goodbye."""
+    """Return the workers that were not removed, and whether the agent said goodbye."""
     workers: dict[int, float] = {}
     for line in lines:
         if line == GOODBYE:
@@ -114,14 +116,14 @@ def workers_left(lines: Iterable[bytes]) -> tuple[dict[int, float], bool]:
     return workers, False
 
 
-def _guard(pipe: IO[bytes], mark: str) -> None:
+def _run(pipe: IO[bytes], mark: str) -> None:
     workers, goodbye = workers_left(pipe)
     if workers or not goodbye:
         process_tree.end(mark, workers, END_SECONDS, QUIET_PASSES)
 
 
 if __name__ == "__main__":
-    # A scheduler that ends a job signals all its processes at once: the guard goes last.
+    # A scheduler signals all processes of a job at once; the reaper must end last.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _guard(sys.stdin.buffer, sys.argv[1])
+    _run(sys.stdin.buffer, sys.argv[1])

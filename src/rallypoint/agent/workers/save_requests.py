@@ -1,11 +1,11 @@
-"""What an agent and its workers say to each other about a change that is pending.
+"""Asks the workers to save before a membership change, and waits until they have.
 
-To the workers: a small file (`worker.change`), and a signal where one is wanted. From them: the
-word in the run's store that all ranks have saved (`worker.saving`), which a thread waits for,
-as long as the workers have time to save and no longer.
+The request is a small file (`worker.change`), and a signal if configured. The answer is a key
+in the run's store, set once all ranks have saved (`worker.saving`); a thread waits for it while
+the workers have time to save.
 
-The thread looks at the store before it announces the change, so that a save for an earlier
-change is never taken for one for this.
+The thread reads that key before it announces the change, so that a save for an earlier change
+does not count for this one.
 """
 
 import tempfile
@@ -19,34 +19,34 @@ from types import TracebackType
 from typing import Self
 
 from rallypoint.agent.policy import events
-from rallypoint.agent.reporting.report import say
+from rallypoint.agent.reporting.console import say
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.worker.change import CHANGE_FILE, ChangeKind, ChangeWriter
 from rallypoint.worker.member import round_prefix
-from rallypoint.worker.saving import SAVED, go_on
+from rallypoint.worker.saving import SAVED, release_key
 
 
-class Changes:
-    """One agent's announcements to its workers, and their answer.
+class SaveRequests:
+    """One agent's requests to its workers, and their answers.
 
     Args:
-        open_store: opens the store of the run as its workers see it; None where there is none.
-        put: takes `WorkersSaved`, and `AgentFailed` for a fault of ours.
-        call: makes the workers look at the file (sends them a signal).
+        open_store: opens the run's store as the workers see it; None without a store.
+        put: gets `WorkersSaved`, and `AgentFailed` for an internal error.
+        send_signal: sends the workers the configured signal, if any.
     """
 
     def __init__(
         self,
         open_store: Callable[[], Store] | None,
         put: Callable[[events.Event], None],
-        call: Callable[[], None] = lambda: None,
+        send_signal: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_store = open_store
         self._put = put
-        self._call = call
+        self._send_signal = send_signal
         self._lock = threading.Lock()
         self._asks = 0
         name = f"rallypoint-change-{uuid.uuid4().hex}.json"
@@ -61,14 +61,14 @@ class Changes:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self.take_back()
+        self.cancel()
 
     def environment(self) -> dict[str, str]:
-        """Return what the workers' environments say of the file."""
+        """Return the environment variable that names the file."""
         return {CHANGE_FILE: str(self._writer.path)}
 
     def ask(self, ask: events.AskToSave) -> None:
-        """Announce a change; where the ask wants it, tell when all ranks have saved."""
+        """Announce a change; if `ask.watch`, put `WorkersSaved` when all ranks have saved."""
         who = f"{ask.who} leaves: " if ask.kind is ChangeKind.LEAVING else ""
         say(f"{who}{ask.why}: the workers have {ask.seconds:g} s to save first")
         with self._lock:
@@ -79,29 +79,29 @@ class Changes:
         else:
             self._announce(ask, number)
 
-    def take_back(self) -> None:
-        """Say that nothing is pending any more."""
+    def cancel(self) -> None:
+        """Withdraw the announcement, if there is one."""
         with self._lock:
             self._asks += 1
-            self._writer.take_back()
+            self._writer.cancel()
 
-    def let_go_on(self, what: events.LetGoOn) -> None:
-        """Let the workers go on that wait for a change which does not come."""
+    def release(self, what: events.ReleaseWorkers) -> None:
+        """Release the workers that wait for a change that will not happen."""
 
-        def tell(open_store: Callable[[], Store]) -> None:
+        def release(open_store: Callable[[], Store]) -> None:
             with open_store() as store:
                 of_round = PrefixStore(round_prefix(what.incarnation, what.round), store)
-                of_round.set(go_on(what.step), b"")
+                of_round.set(release_key(what.step), b"")
 
         if self._open_store is not None:
-            self._in_background(partial(tell, self._open_store))
+            self._in_background(partial(release, self._open_store))
 
     def _announce(self, ask: events.AskToSave, number: int) -> None:
         with self._lock:
             if number != self._asks:
-                return  # taken back, or announced anew, in the meantime
+                return  # cancelled or announced again meanwhile
             self._writer.announce(ask.kind, ask.who, ask.why, ask.seconds)
-        self._call()
+        self._send_signal()
 
     def _watch(self, open_store: Callable[[], Store], ask: events.AskToSave, number: int) -> None:
         limit = Deadline(ask.seconds)
@@ -111,11 +111,11 @@ class Changes:
                 of_round = PrefixStore(round_prefix(ask.incarnation, ask.round), store)
                 before, _step = of_round.watch(SAVED, -1, limit.remaining())
             finally:
-                self._announce(ask, number)  # even if nobody will hear that they have saved
+                self._announce(ask, number)  # even if this agent cannot wait for the answer
             try:
                 _version, step = of_round.watch(SAVED, before, limit.remaining())
             except StoreTimeoutError:
-                return  # the timer that the policy has started says so too
+                return  # the policy's own timer has elapsed too
         if step is not None:
             self._put(events.WorkersSaved(ask.round, int(step)))
 
@@ -123,9 +123,9 @@ class Changes:
         def run() -> None:
             try:
                 body()
-            except RallypointError as error:  # the round then changes when the time is over
-                say(f"no word of the workers' saving: {error}")
+            except RallypointError as error:  # the round changes when the policy's timer elapses
+                say(f"cannot tell whether the workers have saved: {error}")
             except BaseException as error:  # handed on, never swallowed
-                self._put(events.AgentFailed(f"watching for the workers' saving: {error!r}"))
+                self._put(events.AgentFailed(f"waiting for the workers to save: {error!r}"))
 
-        threading.Thread(target=run, name="rallypoint-changes", daemon=True).start()
+        threading.Thread(target=run, name="rallypoint-save-requests", daemon=True).start()

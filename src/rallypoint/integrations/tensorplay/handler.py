@@ -1,11 +1,11 @@
-"""TensorPlay's RendezvousHandler over a Rallypoint run (`integrations.guest` has the theory)."""
+"""TensorPlay's RendezvousHandler over a Rallypoint run (see `integrations.launcher_adapter`)."""
 
 from typing import Any
 
 from tensorplay.distributed.elastic.rendezvous import api
 
 from rallypoint.integrations.agent_round import AgentKeys
-from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
+from rallypoint.integrations.launcher_adapter import LauncherAdapter, core_parameters, errors_of
 from rallypoint.integrations.tensorplay.store import RoundStore
 
 KEYS = AgentKeys(
@@ -27,7 +27,7 @@ class TensorPlayHandler(api.RendezvousHandler):  # type: ignore[misc] # it is no
     def __init__(self, params: Any) -> None:
         self._backend = params.backend
         ours = core_parameters(params, params.config, without=NOT_OURS)
-        self._guest = Guest(ours, "TensorPlay", KEYS)
+        self._adapter = LauncherAdapter(ours, "TensorPlay", KEYS)
 
     def get_backend(self) -> str:
         """Return the name that this handler was asked for under."""
@@ -41,7 +41,7 @@ class TensorPlayHandler(api.RendezvousHandler):  # type: ignore[misc] # it is no
     def next_rendezvous(self) -> api.RendezvousInfo:
         """Join, or join again, and block until the round is agreed."""
         with errors_of(api):
-            info, agent_round = self._guest.join()
+            info, agent_round = self._adapter.join()
         place = info.bootstrap_store_info
         master = None
         if place is not None:
@@ -51,22 +51,22 @@ class TensorPlayHandler(api.RendezvousHandler):  # type: ignore[misc] # it is no
     def is_closed(self) -> bool:
         """Return whether the run is known to be closed; no request."""
         with errors_of(api):
-            return self._guest.handler.is_closed()
+            return self._adapter.handler.is_closed()
 
     def set_closed(self) -> None:
         """Close the run for everyone."""
         with errors_of(api):
-            self._guest.handler.set_closed()
+            self._adapter.handler.set_closed()
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait; at least 1 when this node must ask again. No request."""
         with errors_of(api):
-            return self._guest.waiting()
+            return self._adapter.waiting()
 
     def get_run_id(self) -> str:
         """Return the name of the run."""
-        return self._guest.handler.get_run_id()
+        return self._adapter.handler.get_run_id()
 
     def shutdown(self) -> bool:
-        """End this node's part (see `Guest.shutdown`)."""
-        return self._guest.shutdown()
+        """End this node's part (see `LauncherAdapter.shutdown`)."""
+        return self._adapter.shutdown()

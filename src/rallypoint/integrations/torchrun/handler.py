@@ -1,4 +1,4 @@
-"""torch's RendezvousHandler over a Rallypoint run (`integrations.guest` has the theory)."""
+"""torch's RendezvousHandler over a Rallypoint run (see `integrations.launcher_adapter`)."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import api
 
 from rallypoint.integrations.agent_round import AgentKeys
-from rallypoint.integrations.launcher_adapter import Guest, core_parameters, errors_of
+from rallypoint.integrations.launcher_adapter import LauncherAdapter, core_parameters, errors_of
 from rallypoint.integrations.torchrun.store import RoundStore, WorkersStore
 from rallypoint.rendezvous.parameters import RendezvousParameters
 
@@ -34,10 +34,10 @@ class TorchrunHandler(api.RendezvousHandler):  # type: ignore[misc] # torch is n
         ours = core_parameters(params, params.config, without=NOT_OURS)
         shared = RendezvousParameters("core", "", "", config=dict(params.config))
         self._use_agent_store = shared.get_as_bool("use_agent_store")
-        self._guest = Guest(ours, "torchrun", KEYS)
+        self._adapter = LauncherAdapter(ours, "torchrun", KEYS)
         self._workers_store = WorkersStore()
         if self.use_agent_store:
-            self._guest.handler.propose_port = self._workers_store.propose
+            self._adapter.handler.propose_port = self._workers_store.propose
         self._store: RoundStore | None = None
 
     def get_backend(self) -> str:
@@ -59,7 +59,7 @@ class TorchrunHandler(api.RendezvousHandler):  # type: ignore[misc] # torch is n
         """Join, or join again, and block until the round is agreed."""
         try:
             with errors_of(api):
-                info, agent_round = self._guest.join()
+                info, agent_round = self._adapter.join()
         except api.RendezvousGracefulExitError:
             # torch's agent returns None then, over which its launcher stumbles (2.13).
             if _is_torchrun():
@@ -77,26 +77,26 @@ class TorchrunHandler(api.RendezvousHandler):  # type: ignore[misc] # torch is n
     def is_closed(self) -> bool:
         """Return whether the run is known to be closed; no request."""
         with errors_of(api):
-            return self._guest.handler.is_closed()
+            return self._adapter.handler.is_closed()
 
     def set_closed(self) -> None:
         """Close the run for everyone."""
         with errors_of(api):
-            self._guest.handler.set_closed()
+            self._adapter.handler.set_closed()
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait; at least 1 when this node must ask again. No request."""
         with errors_of(api):
-            return self._guest.waiting()
+            return self._adapter.waiting()
 
     def get_run_id(self) -> str:
         """Return the name of the run."""
-        return self._guest.handler.get_run_id()
+        return self._adapter.handler.get_run_id()
 
     def shutdown(self) -> bool:
-        """End this node's part (see `Guest.shutdown`)."""
+        """End this node's part (see `LauncherAdapter.shutdown`)."""
         self._workers_store.close()
-        return self._guest.shutdown()
+        return self._adapter.shutdown()
 
 
 def _is_torchrun() -> bool:

@@ -134,7 +134,7 @@ class Checker(ABC):
                 fine = True
             case agent_events.WorkerExited(round=n, exit_code=code):
                 fine = code != 0 and (agent.node_id, n) in truth.failed
-            case agent_events.AdmitDue():
+            case agent_events.ChangeTimerElapsed():
                 fine = True
             case agent_events.WorkersSaved(round=n):
                 fine = self._saved(agent, n)

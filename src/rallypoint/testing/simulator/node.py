@@ -10,7 +10,7 @@ from collections import deque
 from functools import partial
 
 from rallypoint.agent.policy import decisions, events
-from rallypoint.agent.policy.membership_change import Rules
+from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.agent.policy.view_events import ViewTracker
 from rallypoint.core.events import Assignment, RoundOpened
 from rallypoint.core.state import Failure, Newcomers, Node
@@ -63,7 +63,7 @@ class Agent(ABC):
             node=self.name,
             local_world_size=1,
             stop_grace_seconds=plan.stop_seconds,
-            rules=Rules(Newcomers(plan.admit), grace_seconds=plan.save_seconds),
+            rules=MembershipRules(Newcomers(plan.admit), grace_seconds=plan.save_seconds),
         )
         self.exit: events.Exit | None = None
         self.left = False
@@ -175,10 +175,10 @@ class Agent(ABC):
                 self._leave(why)
             case events.AskToSave():
                 self.world.ask_to_save(self, action)
-            case events.StartAdmitTimer(round=number, seconds=seconds, timer=timer):
-                self.process.call_later(seconds, self.put, events.AdmitDue(number, timer))
+            case events.StartChangeTimer(round=number, seconds=seconds, timer=timer):
+                self.process.call_later(seconds, self.put, events.ChangeTimerElapsed(number, timer))
             case events.StartBackoffTimer(round=number, seconds=seconds):
-                self.process.call_later(seconds, self.put, events.BackoffOver(number))
+                self.process.call_later(seconds, self.put, events.BackoffElapsed(number))
             case events.Exit():
                 self._exit(action)
 

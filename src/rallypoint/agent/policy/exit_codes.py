@@ -1,7 +1,7 @@
-"""With which exit code, and which words, an agent ends. PURE.
+"""The exit code and the closing message of an agent. PURE.
 
-A scheduler that restarts what failed looks at the code: 93 says that a restart would only
-bring the same, 3 and 4 that this node was not at fault. docs/exit-codes.md has the table.
+A scheduler decides by the code whether to restart: 93 means that a restart would fail the same
+way, 3 and 4 that this node was not at fault. docs/exit-codes.md lists all codes.
 """
 
 from rallypoint.agent.policy.events import (
@@ -35,12 +35,12 @@ _OF_JOIN = {
 
 
 def of_signal(signal: Signal | PreemptSignal) -> Exit:
-    """Return the end of an agent that a signal asked to go."""
+    """Return the exit after a signal that asked this agent to end."""
     return Exit(EXIT_SIGNAL_BASE + signal.number, f"received {signal.name}")
 
 
 def of_run(closed: RunClosed, max_restarts: int) -> Exit:
-    """Return the end of an agent whose run was closed."""
+    """Return the exit after the run was closed."""
     if closed.finished:
         return Exit(EXIT_DONE)
     text = f"the run was closed by {closed.by}: {closed.why}"
@@ -48,14 +48,14 @@ def of_run(closed: RunClosed, max_restarts: int) -> Exit:
 
 
 def of_fence(fenced: Fenced) -> Exit | None:
-    """Return the end of a node that was shut out, None if it may come back as a newcomer."""
+    """Return the exit of a fenced node, None if it may rejoin as a newcomer."""
     if not fenced.replaced:
         return None
     return Exit(EXIT_NO_RESTART, f"this node was replaced for good: {fenced.why}")
 
 
 def of_join(failed: JoinFailed, max_restarts: int) -> Exit:
-    """Return the end of an agent whose join ended without a round."""
+    """Return the exit after a join that ended without a round."""
     if failed.error is JoinError.NOT_NEEDED:
         return Exit(EXIT_DONE)
     code = _OF_JOIN[failed.error]
@@ -65,7 +65,7 @@ def of_join(failed: JoinFailed, max_restarts: int) -> Exit:
 
 
 def _of_verdict(verdict: Verdict, max_restarts: int) -> int:
-    """A budget of no restart at all says nothing about whether one would help."""
+    """With max_restarts=0, one failure says nothing about whether a restart would help."""
     if verdict is Verdict.BUDGET:
         return EXIT_NO_RESTART if max_restarts else EXIT_FAILED
     return EXIT_CLOSED

@@ -1,7 +1,7 @@
 import pytest
 
 from rallypoint.agent.policy import events as e
-from rallypoint.agent.reporting import exit_codes
+from rallypoint.agent.policy import exit_codes
 from rallypoint.core.state import Failure, Verdict
 
 FAILURE = Failure("node-b", 5, 1, 3)
@@ -19,7 +19,7 @@ FAILURE = Failure("node-b", 5, 1, 3)
         (e.JoinError.OTHER, 1),
     ],
 )
-def test_the_end_of_a_join(error: e.JoinError, code: int) -> None:
+def test_exit_after_a_failed_join(error: e.JoinError, code: int) -> None:
     end = exit_codes.of_join(e.JoinFailed(error, "why", (FAILURE,)), 3)
     assert end.code == code
     assert end.text == ("" if code == 0 else "why")
@@ -34,7 +34,7 @@ def test_the_end_of_a_join(error: e.JoinError, code: int) -> None:
         (Verdict.BUDGET, 0, 1),  # nobody has tried whether a restart helps
     ],
 )
-def test_the_end_of_a_run_is_the_same_wherever_a_node_hears_of_it(
+def test_closed_run_gives_the_same_exit_during_a_join(
     verdict: Verdict, max_restarts: int, code: int
 ) -> None:
     closed = e.RunClosed(1, "node-b", "its budget is used up", verdict, (FAILURE,))
@@ -45,11 +45,11 @@ def test_the_end_of_a_run_is_the_same_wherever_a_node_hears_of_it(
         assert exit_codes.of_run(closed, max_restarts).failures == (FAILURE,)
 
 
-def test_a_signal() -> None:
+def test_exit_after_a_signal() -> None:
     assert exit_codes.of_signal(e.Signal("SIGTERM", 15)) == e.Exit(143, "received SIGTERM")
 
 
-def test_a_fenced_node_may_come_back_but_a_replaced_one_ends() -> None:
+def test_replaced_node_exits_but_a_fenced_one_may_rejoin() -> None:
     assert exit_codes.of_fence(e.Fenced("was silent")) is None
     end = exit_codes.of_fence(e.Fenced("node-c has its slot", replaced=True))
     assert end is not None

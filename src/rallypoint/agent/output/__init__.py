@@ -1,1 +1,0 @@
-"""The workers' stdout and stderr."""
