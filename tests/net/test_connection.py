@@ -15,12 +15,35 @@ from rallypoint.net import protocol as p
 from rallypoint.net.connection import (
     ClientConnection,
     ConnectionConfig,
-    NotOurProtocolError,
     open_connection,
 )
+from rallypoint.net.endpoints import ServerList
+from rallypoint.net.handshake import NotOurProtocolError
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import in_thread
+
+ENDPOINTS = (("a", 1), ("::1", 2))
+
+
+def test_config_of_one_server() -> None:
+    config = ConnectionConfig("a", 1, "run")
+    assert config.servers.endpoints == (("a", 1),)
+    assert config.where == "a:1"
+
+
+def test_config_of_several_servers() -> None:
+    config = ConnectionConfig.at(ENDPOINTS, "run", b"secret")
+    assert (config.host, config.port, config.where) == ("a", 1, "a:1,[::1]:2")
+    assert "secret" not in repr(config)
+
+
+def test_another_client_shares_the_list_of_servers() -> None:
+    config = ConnectionConfig.at(ENDPOINTS, "run")
+    twin = config.another()
+    assert twin.client != config.client
+    assert twin.servers is config.servers
+    assert ConnectionConfig("a", 1, "run", servers=ServerList(ENDPOINTS)).where == config.where
 
 
 def pair() -> tuple[ClientConnection, socket.socket]:

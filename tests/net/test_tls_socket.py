@@ -11,7 +11,8 @@ from tests.certificates import Certificates, make_certificates
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import ConnectionConfig, NotOurProtocolError, open_connection
+from rallypoint.net.connection import ConnectionConfig, open_connection
+from rallypoint.net.handshake import NotOurProtocolError
 from rallypoint.net.tls import TLS
 from rallypoint.net.tls_socket import TLSSocket
 from rallypoint.server.embedded import EmbeddedServer

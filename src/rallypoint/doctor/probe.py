@@ -16,14 +16,18 @@ from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import (
-    SOFTWARE,
     ClientConnection,
     ConnectionConfig,
-    NotOurProtocolError,
     open_connection,
 )
 from rallypoint.net.dialer import AddressInfo, own_addresses, resolve
-from rallypoint.net.handshake import LoneTokenError, StandbyError, UnknownTokenError
+from rallypoint.net.handshake import (
+    SOFTWARE,
+    LoneTokenError,
+    NotOurProtocolError,
+    StandbyError,
+    UnknownTokenError,
+)
 from rallypoint.net.protocol import TLS_ALERT
 from rallypoint.net.tls import CertificateError
 from rallypoint.rendezvous import wire

@@ -1,4 +1,4 @@
-"""A client's connection to a server: frames over a blocking socket, after the handshake.
+"""A client's connection to a server: its configuration, and frames over a blocking socket.
 
 The store client and a node's session use it, and give the frames their meaning.
 """
@@ -10,12 +10,12 @@ import secrets
 import select
 import selectors
 import socket
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rallypoint.deadline import Deadline
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection_config import ConnectionConfig
 from rallypoint.net.dialer import (
     FIRST_PAUSE_SECONDS,
     NOTICE_SECONDS,
@@ -27,10 +27,9 @@ from rallypoint.net.dialer import (
     wait_before_next,
     what_was_seen,
 )
-from rallypoint.net.endpoints import Endpoint, join_endpoint
+from rallypoint.net.endpoints import Endpoint, ServerList, join_endpoint
 from rallypoint.net.handshake import (
     ADVICE,
-    SOFTWARE,
     ClientHandshake,
     NotOurProtocolError,
     StandbyError,
@@ -38,6 +37,7 @@ from rallypoint.net.handshake import (
     goodbye_error,
 )
 from rallypoint.net.protocol import speaks_tls, who_speaks
+from rallypoint.net.tls import NO_TLS, TLS
 from rallypoint.net.token_sources import current
 from rallypoint.net.tokens import Key, for_run, parse
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from rallypoint.net.tls_socket import TLSSocket
 
 __all__ = [
-    "SOFTWARE",
     "ClientConnection",
     "ConnectionConfig",
     "NotOurProtocolError",
@@ -58,6 +57,50 @@ READ_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next server is asked: this one may be stopped
 _header = p.HEADER.unpack_from
+
+
+@dataclass(frozen=True)
+class ConnectionConfig:
+    """The configuration of a client's connection.
+
+    Args:
+        host: name or address of the server, the first one of several.
+        port: its TCP port.
+        run: run id; it names the store and the run that this client can reach.
+        token: secrets, one a line (see tokens.py), b"" for none; never shown.
+        client: random identity of the client object, kept when it reconnects.
+        tls: files for TLS; none: plain TCP.
+        servers: all servers, and the last leader; shared with the clients that `another` makes.
+    """
+
+    host: str
+    port: int
+    run: str
+    token: bytes = field(default=b"", repr=False)
+    client: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    tls: TLS = NO_TLS
+    servers: ServerList = field(default_factory=lambda: ServerList(()), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.servers.endpoints:
+            object.__setattr__(self, "servers", ServerList(((self.host, self.port),)))
+
+    @classmethod
+    def at(
+        cls, endpoints: tuple[Endpoint, ...], run: str, token: bytes = b"", tls: TLS = NO_TLS
+    ) -> "ConnectionConfig":
+        """Return the configuration for one server, or for several of which one leads."""
+        host, port = endpoints[0]
+        return cls(host, port, run, token, tls=tls, servers=ServerList(endpoints))
+
+    @property
+    def where(self) -> str:
+        """HOST:PORT, or several with commas, for people."""
+        return ",".join(join_endpoint(*endpoint) for endpoint in self.servers.endpoints)
+
+    def another(self) -> "ConnectionConfig":
+        """Return the same for another client object."""
+        return replace(self, client=secrets.token_bytes(16))
 
 
 class ClientConnection:
