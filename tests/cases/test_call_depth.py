@@ -17,7 +17,7 @@ import pytest
 import rallypoint
 from rallypoint.core.state import Node, Settings
 from rallypoint.deadline import Deadline
-from rallypoint.net.connection_config import ConnectionConfig
+from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.store.tcp import TCPStore
