@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 from rallypoint.store.file import FileStore
 
 RUN_SECONDS = 3.0

@@ -117,7 +117,7 @@ def test_command_to_a_run_on_a_server() -> None:
 def test_command_to_a_run_in_a_shared_file(tmp_path: Path) -> None:
     from rallypoint.core.events import Join
     from rallypoint.deadline import Deadline
-    from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+    from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
     from rallypoint.rendezvous.serverless.cas_loop import Exchange
 
     path = tmp_path / "state"

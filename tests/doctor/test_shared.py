@@ -33,7 +33,7 @@ from rallypoint.errors import (
     StoreLimitError,
 )
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 from rallypoint.testing.fakes import MemoryEngine
 
 NODE = msgspec.structs.replace(a_node("n1"), address="127.0.0.1")

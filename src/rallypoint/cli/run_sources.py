@@ -169,7 +169,7 @@ def open_source(backend: str, endpoint: str, run_id: str | None, token: bytes) -
 
 
 def _file(endpoint: str, run_id: str) -> SharedSource:
-    from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+    from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 
     path = Path(endpoint.removeprefix("file://"))
     if not path.is_file():

@@ -36,7 +36,7 @@ from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.reports.status import run_status
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 from rallypoint.store.file import FileStore
 
 ROUND_TRIPS = 5

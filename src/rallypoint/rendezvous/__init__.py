@@ -1,9 +1,9 @@
 """Rendezvous: nodes that come, go and die agree on who takes part, and under which rank.
 
-`api` has the contract users program against, `dynamic` and `static` the handlers, `registry`
-finds one by name. `coordinator` is the contract between a handler and the place where the
-state machine (`core`, pure) runs: a server (`hosted`) or every node in turn (`shared`).
-The names below are imported when first used.
+`api` is the contract that users program against, `handler` and `static` implement it, and
+`registry` makes a handler by the name of its backend. `coordinator` is the contract between a
+handler and the place where the state machine (`rallypoint.core`) runs: a server (`client`), or
+every node in turn (`serverless`). The names below are imported when they are first used.
 """
 
 from importlib import import_module
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.serverless.backends.engine import (
         EngineRendezvousBackend as EngineRendezvousBackend,
     )
-    from rallypoint.rendezvous.serverless.backends.etcd import (
+    from rallypoint.rendezvous.serverless.backends.engine import (
         EtcdRendezvousBackend as EtcdRendezvousBackend,
     )
-    from rallypoint.rendezvous.serverless.backends.file import (
-        FileRendezvousBackend as FileRendezvousBackend,
+    from rallypoint.rendezvous.serverless.backends.engine import (
+        RedisRendezvousBackend as RedisRendezvousBackend,
     )
     from rallypoint.rendezvous.serverless.backends.memory import (
         MemoryRendezvousBackend as MemoryRendezvousBackend,
     )
-    from rallypoint.rendezvous.serverless.backends.redis import (
-        RedisRendezvousBackend as RedisRendezvousBackend,
+    from rallypoint.rendezvous.serverless.backends.store import (
+        FileRendezvousBackend as FileRendezvousBackend,
     )
     from rallypoint.rendezvous.serverless.backends.store import (
         StoreRendezvousBackend as StoreRendezvousBackend,
@@ -67,12 +67,11 @@ _MODULES = {
     "rallypoint.net.endpoints": "parse_rendezvous_endpoint",
     _HERE + "api": "RendezvousHandler RendezvousHandlerCreator RendezvousInfo RendezvousStoreInfo",
     _HERE + "serverless.backends.contract": "RendezvousBackend Token",
-    _HERE + "serverless.backends.engine": "EngineRendezvousBackend",
-    _HERE + "serverless.backends.etcd": "EtcdRendezvousBackend",
-    _HERE + "serverless.backends.file": "FileRendezvousBackend",
+    _HERE + "serverless.backends.engine": (
+        "EngineRendezvousBackend EtcdRendezvousBackend RedisRendezvousBackend"
+    ),
     _HERE + "serverless.backends.memory": "MemoryRendezvousBackend",
-    _HERE + "serverless.backends.redis": "RedisRendezvousBackend",
-    _HERE + "serverless.backends.store": "StoreRendezvousBackend",
+    _HERE + "serverless.backends.store": "FileRendezvousBackend StoreRendezvousBackend",
     _HERE + "handler": "DynamicRendezvousHandler",
     _HERE + "parameters": "RendezvousParameters RendezvousTimeout",
     _HERE + "registry": (
@@ -83,8 +82,7 @@ _MODULES = {
     _HERE + "static": "StaticTCPRendezvous",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-_OF_EXTRAS = ("EtcdRendezvousBackend", "RedisRendezvousBackend")  # `import *` works without
-__all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

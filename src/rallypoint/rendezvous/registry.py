@@ -8,6 +8,7 @@ asked for is loaded. A plug-in that cannot be loaded is an error of whoever asks
 import threading
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.errors import ParameterError, RendezvousStateError
 from rallypoint.rendezvous.api import (
@@ -16,6 +17,12 @@ from rallypoint.rendezvous.api import (
     RendezvousParameters,
 )
 from rallypoint.rendezvous.parameters import is_text, wrong
+
+if TYPE_CHECKING:
+    from rallypoint.engines.store import EngineStore
+    from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
+    from rallypoint.rendezvous.settings import RendezvousSettings
+    from rallypoint.store.api import Store
 
 ENTRY_POINT_GROUP = "rallypoint.handlers"
 EXTRAS = {"etcd": "rallypoint[etcd]", "redis": "rallypoint[redis]"}
@@ -126,29 +133,72 @@ def _static(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _file(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous.serverless import coordinator
+    """`endpoint` (or `path`, `store_path`) is the path of a shared file, or its file:// URL."""
+    from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
+    from rallypoint.rendezvous.settings import RendezvousSettings
+    from rallypoint.store.file import FileStore
 
-    return coordinator.create_file_handler(params)
+    path = params.endpoint or params.get("path") or params.get("store_path") or ""
+    path = str(path).removeprefix("file://")
+    if not path:
+        raise ParameterError(
+            f"endpoint={params.endpoint!r}: backend 'file' needs a path; allowed is a file in a "
+            "directory that all nodes share, such as /shared/job.rallypoint"
+        )
+    settings = RendezvousSettings.from_params(params)
+    store = FileStore(path)
+    return _serverless(params, settings, FileRendezvousBackend(store, settings.run_id), store)
 
 
-def _etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous.serverless.backends import etcd
+def _engine(params: RendezvousParameters) -> RendezvousHandler:
+    """`endpoint` is `host:port`, several with commas, or a whole URL."""
+    from rallypoint.engines.registry import engine_url, open_engine_store
+    from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
 
-    return etcd.create_handler(params)
+    store = open_engine_store(engine_url(params.backend, params.endpoint))
+    return create_engine_handler(params, EngineRendezvousBackend, store)
 
 
-def _redis(params: RendezvousParameters) -> RendezvousHandler:
-    from rallypoint.rendezvous.serverless.backends import redis
+def create_engine_handler(
+    params: RendezvousParameters,
+    backend: Callable[[Any, str], "RendezvousBackend"],
+    store: "EngineStore",
+) -> RendezvousHandler:
+    """Make a handler whose run is kept in a database; for plug-ins, too.
 
-    return redis.create_handler(params)
+    Args:
+        params: what the caller asks for.
+        backend: makes the backend, given an engine and a run id.
+        store: on that engine; the handler closes it at `shutdown`.
+
+    Raises:
+        ParameterError: a parameter is wrong.
+    """
+    from rallypoint.rendezvous.settings import RendezvousSettings
+
+    settings = RendezvousSettings.from_params(params)
+    return _serverless(params, settings, backend(store.engine, settings.run_id), store)
+
+
+def _serverless(
+    params: RendezvousParameters,
+    settings: "RendezvousSettings",
+    backend: "RendezvousBackend",
+    store: "Store",
+) -> RendezvousHandler:
+    from rallypoint.rendezvous.handler import DynamicRendezvousHandler
+    from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+
+    coordinator = SharedCoordinator(backend, store, settings, owns_store=True)
+    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, backend.name)
 
 
 _BUILTINS: dict[str, RendezvousHandlerCreator] = {
     "core": _core,
     "static": _static,
     "file": _file,
-    "etcd": _etcd,
-    "redis": _redis,
+    "etcd": _engine,
+    "redis": _engine,
 }
 
 

@@ -14,8 +14,8 @@ from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Commit, Engine, Entries, Entry, check_commit, version_of
 from rallypoint.engines.store import EngineStore
 from rallypoint.errors import StoreConnectionError
+from rallypoint.rendezvous.registry import create_engine_handler
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.serverless.coordinator import create_engine_handler
 
 TABLES = """
     CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, version INT, value BLOB, end REAL);

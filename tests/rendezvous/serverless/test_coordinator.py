@@ -22,9 +22,11 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.registry import create_handler
-from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
-from rallypoint.rendezvous.serverless.backends.store import StoreRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import (
+    FileRendezvousBackend,
+    StoreRendezvousBackend,
+)
 from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View

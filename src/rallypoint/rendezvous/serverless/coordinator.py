@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rallypoint.core import explain
 from rallypoint.core.advance import Step, timers
@@ -39,9 +39,7 @@ from rallypoint.core.state import (
     Settings,
 )
 from rallypoint.deadline import Clock, Deadline
-from rallypoint.engines.store import EngineStore
 from rallypoint.errors import (
-    ParameterError,
     RendezvousClosedError,
     RendezvousError,
     RendezvousGracefulExitError,
@@ -49,7 +47,7 @@ from rallypoint.errors import (
     RendezvousTimeoutError,
 )
 from rallypoint.net import addresses
-from rallypoint.rendezvous.api import RendezvousHandler, RendezvousParameters, store_endpoint
+from rallypoint.rendezvous.api import store_endpoint
 from rallypoint.rendezvous.coordinator import Coordinator, Order, Report, Watcher
 from rallypoint.rendezvous.join_timeout import wait_for_seat
 from rallypoint.rendezvous.reports.report import report_of
@@ -320,49 +318,3 @@ def _closed_error(run_id: str, closed: RunClosed) -> RendezvousError:
     return RendezvousClosedError(
         f"run {run_id!r} was closed{when} by {closed.by}: {closed.why}{failures}"
     )
-
-
-def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Make the handler of backend "file": `endpoint` is the path of a shared file.
-
-    The path may also be given as the parameter `path` or `store_path`, or as a file:// URL.
-
-    Raises:
-        ParameterError: no path was given.
-    """
-    from rallypoint.rendezvous.handler import DynamicRendezvousHandler
-    from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
-    from rallypoint.store.file import FileStore
-
-    path = params.endpoint or params.get("path") or params.get("store_path") or ""
-    path = str(path).removeprefix("file://")
-    if not path:
-        raise ParameterError(
-            f"endpoint={params.endpoint!r}: backend 'file' needs a path; allowed is a file in a "
-            "directory that all nodes share, such as /shared/job.rallypoint"
-        )
-    settings = RendezvousSettings.from_params(params)
-    store = FileStore(path)
-    backend = FileRendezvousBackend(store, settings.run_id)
-    coordinator = SharedCoordinator(backend, store, settings, owns_store=True)
-    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, "file")
-
-
-def create_engine_handler(
-    params: RendezvousParameters,
-    backend: Callable[[Any, str], RendezvousBackend],
-    store: EngineStore,
-) -> RendezvousHandler:
-    """Make the handler of a backend on an engine; it closes the store when it is shut down.
-
-    Args:
-        params: what the caller asks for.
-        backend: makes the backend of an engine and a run id.
-        store: on that engine.
-    """
-    from rallypoint.rendezvous.handler import DynamicRendezvousHandler
-
-    settings = RendezvousSettings.from_params(params)
-    kept = backend(store.engine, settings.run_id)
-    coordinator = SharedCoordinator(kept, store, settings, owns_store=True)
-    return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, kept.name)

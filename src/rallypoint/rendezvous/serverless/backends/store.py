@@ -1,10 +1,11 @@
-"""The state of a run under one key of any `Store`.
+"""The state of a run under one key of any `Store`; for a file that all nodes share, a `FileStore`.
 
-The value is a serial number (8 bytes) followed by the state. Each write raises the number,
-so no value ever comes twice, and "the value is still the one I have seen" is the same as
-"nobody wrote since" even when a state returns to what it was.
+The value is a serial number (8 bytes) followed by the state. Each write raises the number, so no
+value comes twice, and "the value is still the one I have read" means that nobody has written
+since, even when a state returns to what it was.
 """
 
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -21,13 +22,14 @@ from rallypoint.errors import (
 )
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
 from rallypoint.store.api import Store
+from rallypoint.store.file import FileStore
 
 _SERIAL = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """The whole value that was seen."""
+    """The whole value as it was read."""
 
     raw: bytes
 
@@ -39,7 +41,7 @@ class StoreRendezvousBackend(RendezvousBackend):
     """A run's state in a key/value store.
 
     Args:
-        store: any store that all nodes share; stays the caller's, who closes it.
+        store: any store that all nodes share; the caller closes it.
         run_id: names the run; another run id is another state in the same store.
         name: what `name` returns.
     """
@@ -52,7 +54,6 @@ class StoreRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """Name of the backend."""
         return self._name
 
     @property
@@ -61,7 +62,6 @@ class StoreRendezvousBackend(RendezvousBackend):
         return self._store
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, None before the first write."""
         with self._mapped("reading"):
             raw = self._store.get_nowait(self._key)
         return None if raw is None else self._opened(raw)
@@ -69,7 +69,6 @@ class StoreRendezvousBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write the state if the token is that of the present one (see the contract)."""
         if token is not None and not isinstance(token, _Token):
             found = self.get_state()
             return None if found is None else (*found, False)
@@ -83,7 +82,6 @@ class StoreRendezvousBackend(RendezvousBackend):
         return None if current is None else (*self._opened(current), False)
 
     def wait_for_change(self, token: Token | None, timeout: float) -> bool:
-        """Wait until the state is not that of `token`, without polling."""
         if token is not None and not isinstance(token, _Token):
             return True
         known = token.raw if token is not None else None
@@ -97,7 +95,7 @@ class StoreRendezvousBackend(RendezvousBackend):
             try:
                 with self._mapped("watching"):
                     since, value = self._store.watch(self._key, since, remaining)
-            except _Nothing:
+            except _NoChange:
                 return False
             self._seen = (since, value)
             if value != known:
@@ -118,7 +116,7 @@ class StoreRendezvousBackend(RendezvousBackend):
             yield
         except StoreTimeoutError as error:
             if doing == "watching":
-                raise _Nothing from error
+                raise _NoChange from error
             raise RendezvousConnectionError(f"{what}: {error}") from error
         except AuthenticationError as error:  # trying again cannot help
             raise RendezvousStateError(f"{what}: {error}") from error
@@ -128,5 +126,18 @@ class StoreRendezvousBackend(RendezvousBackend):
             raise RendezvousStateError(f"{what}: {error}") from error
 
 
-class _Nothing(Exception):
-    """No change within the time."""
+class _NoChange(Exception):
+    """The time is up without a change."""
+
+
+class FileRendezvousBackend(StoreRendezvousBackend):
+    """A run's state in a file that all nodes share; locking and crashes are as in `FileStore`.
+
+    Args:
+        where: path of the file, or a store.
+        run_id: names the run; several runs may share one file.
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | Store, run_id: str) -> None:
+        store = where if isinstance(where, Store) else FileStore(os.fspath(where))
+        super().__init__(store, run_id, name="file")

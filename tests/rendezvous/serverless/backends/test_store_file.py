@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.backends.file import FileRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
 
 

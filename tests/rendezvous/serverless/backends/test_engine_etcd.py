@@ -9,7 +9,7 @@ from tests.rendezvous.serverless.backends import engine_cases as cases
 
 from rallypoint.engines.etcd.engine import EtcdEngine
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.backends.etcd import EtcdRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.engine import EtcdRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
 
 pytestmark = [pytest.mark.engines, pytest.mark.integration]

@@ -9,7 +9,7 @@ from tests.rendezvous.serverless.backends import engine_cases as cases
 
 from rallypoint.engines.redis.engine import RedisEngine
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.backends.redis import RedisRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.engine import RedisRendezvousBackend
 from rallypoint.testing.backend_suite import BackendSuite
 
 pytestmark = [pytest.mark.engines, pytest.mark.integration]
