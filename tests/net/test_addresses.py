@@ -23,7 +23,7 @@ def test_a_free_port_of_another_machine_is_refused() -> None:
         free_port("192.0.2.1")
 
 
-def test_an_address_that_only_leads_here_gets_a_port_of_this_machine() -> None:
+def test_forwarded_address_gets_a_port_of_this_machine() -> None:
     assert propose_port("192.0.2.1") > 0
     assert propose_port("127.0.0.1") > 0
 
@@ -33,7 +33,7 @@ def bind(port: int, address: str = "127.0.0.1") -> None:
         mine.bind((address, port))
 
 
-def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
+def test_held_port_is_reserved_until_released() -> None:
     held, other = HeldPort(), HeldPort()
     port = held.propose("127.0.0.1")
     assert held.propose("127.0.0.1") == port != other.propose("127.0.0.1")
@@ -45,7 +45,7 @@ def test_a_held_port_is_nobody_elses_until_it_is_released() -> None:
     assert held.propose("127.0.0.1") > 0
 
 
-def test_a_held_port_that_is_over_holds_nothing() -> None:
+def test_released_port_is_not_held() -> None:
     held = HeldPort()
     first = held.propose("127.0.0.1")
     held.close()
@@ -62,7 +62,7 @@ def test_without_a_port_the_error_says_for_what(monkeypatch: pytest.MonkeyPatch)
         HeldPort().propose("10.0.0.1")
 
 
-def test_a_held_port_follows_its_address() -> None:
+def test_held_port_moves_with_its_address() -> None:
     held = HeldPort()
     port = held.propose("127.0.0.1")
     held.propose("127.0.0.2")
@@ -70,14 +70,14 @@ def test_a_held_port_follows_its_address() -> None:
     assert held.propose("192.0.2.1") > 0  # not of this machine, but leads to it
 
 
-def test_a_held_port_goes_with_its_holder() -> None:
+def test_held_port_is_freed_with_its_holder() -> None:
     held = HeldPort()
     port = held.propose("127.0.0.1")
     del held
     bind(port)
 
 
-def test_a_forked_child_holds_no_port_of_its_parent() -> None:
+def test_forked_child_does_not_hold_the_parents_port() -> None:
     held = HeldPort()
     port = held.propose("127.0.0.1")
     ready, say_ready = os.pipe()
@@ -98,17 +98,17 @@ def test_a_forked_child_holds_no_port_of_its_parent() -> None:
             os.close(end)
 
 
-def test_the_local_address_is_the_one_a_peer_sees() -> None:
+def test_local_address_is_what_a_peer_sees() -> None:
     assert local_address("127.0.0.1", 80) == "127.0.0.1"
 
 
 @pytest.mark.cases("case-A2")
-def test_the_local_address_needs_no_name_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_address_needs_no_dns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda *_: "nope.invalid")
     monkeypatch.setattr(addresses, "_REMOTE_HOSTS", ())
     assert local_address() == "127.0.0.1"
 
 
-def test_what_can_be_no_name_is_a_parameter_error() -> None:
+def test_invalid_host_name_is_a_parameter_error() -> None:
     with pytest.raises(ParameterError, match=r"not\.\.valid.*no host name or address"):
         addresses.propose_port("not..valid")

@@ -11,7 +11,7 @@ from tests.certificates import make_certificates
 from rallypoint.net.certificate import ends
 
 
-def test_as_openssl_says(tmp_path: Path) -> None:
+def test_end_of_validity_matches_openssl(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
     for path in (files.ca, files.cert):
         command = [
@@ -37,7 +37,7 @@ def test_years_beyond_2049(tmp_path: Path) -> None:
     assert ends(ssl.PEM_cert_to_DER_cert(path.read_text())) > "2050"
 
 
-def test_bytes_that_are_none_are_a_value_error(tmp_path: Path) -> None:
+def test_invalid_bytes_are_a_value_error(tmp_path: Path) -> None:
     der = ssl.PEM_cert_to_DER_cert(make_certificates(tmp_path).cert.read_text())
     rng = random.Random(1)
     for cut in range(0, len(der), 7):
@@ -75,7 +75,7 @@ def test_two_digit_years_below_50_are_in_this_century(end: bytes, expected: str)
     assert ends(certificate(end)) == expected
 
 
-def test_other_der_is_refused() -> None:
+def test_other_der_data_is_refused() -> None:
     der = certificate(field(0x17, b"491231235959Z"))
     with pytest.raises(ValueError, match="no certificate"):
         ends(b"\x31" + der[1:])

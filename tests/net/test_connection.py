@@ -68,7 +68,7 @@ def test_bodies_are_whole_however_they_are_split(step: int) -> None:
         assert seen == bodies
 
 
-def test_receive_waits_for_a_whole_body_or_its_time() -> None:
+def test_receive_waits_for_a_whole_body_or_the_timeout() -> None:
     link, other = pair()
     with other, link.sock:
         link.read_timeout(0.05)
@@ -92,7 +92,7 @@ def test_end_and_nonsense_are_errors() -> None:
             link.send(b"x")
 
 
-def test_sending_much_while_much_comes() -> None:
+def test_large_data_in_both_directions_does_not_deadlock() -> None:
     link, other = pair()
     big = framed(b"x" * (8 << 20))
 
@@ -170,7 +170,7 @@ def test_broken_handshake_is_tried_again(server: EmbeddedServer) -> None:
         assert proxy.accepted > 1
 
 
-def test_silence_is_tried_again_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_retried_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = ConnectionConfig("127.0.0.1", silent.getsockname()[1], "run")
@@ -227,7 +227,7 @@ def several(*ports: int, token: bytes = b"") -> ConnectionConfig:
     return ConnectionConfig.at(tuple(("127.0.0.1", port) for port in ports), "run", token)
 
 
-def test_one_of_several_is_enough(port: int, server: EmbeddedServer) -> None:
+def test_one_reachable_server_is_enough(port: int, server: EmbeddedServer) -> None:
     for ports in ((port, server.port), (server.port, port)):
         target = several(*ports)
         link = open_connection(target, Deadline(20), once=True)

@@ -51,20 +51,20 @@ def port_of(sock: socket.socket) -> int:
     return port
 
 
-def test_families_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_families_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answers("::2", "::3", "::4", "10.0.0.1"))
     found = [info[4][0] for info in resolve("name", 1, Deadline(1))]
     assert found == ["::2", "10.0.0.1", "::3", "::4"]
 
 
-def test_an_ip_needs_no_thread_and_no_name_service() -> None:
+def test_ip_address_needs_no_thread_and_no_dns() -> None:
     before = threading.active_count()
     assert [info[4][0] for info in resolve("127.0.0.1", 1, Deadline(1))] == ["127.0.0.1"]
     assert [info[4][0] for info in resolve("::1", 1, Deadline(1))] == ["::1"]
     assert threading.active_count() == before
 
 
-def test_a_resolver_that_hangs_does_not_hold_us(
+def test_hanging_resolver_does_not_block(
     monkeypatch: pytest.MonkeyPatch, listener: socket.socket
 ) -> None:
     stuck, real = threading.Event(), socket.getaddrinfo
@@ -85,7 +85,7 @@ def test_a_resolver_that_hangs_does_not_hold_us(
     stuck.set()
 
 
-def test_a_refused_connection_is_an_answer(port: int) -> None:
+def test_refused_connection_ends_the_attempt(port: int) -> None:
     began = time.monotonic()
     with pytest.raises(UnreachedError) as caught:
         connect([("127.0.0.1", port)], Deadline(60))
@@ -96,7 +96,7 @@ def test_a_refused_connection_is_an_answer(port: int) -> None:
     assert resolved_to(addresses) == "resolved to 127.0.0.1"
 
 
-def test_the_words_for_a_server_that_cannot_be_reached() -> None:
+def test_error_for_an_unreachable_server() -> None:
     endpoint, deadline = ("10.0.0.9", 29400), Deadline(0)
     refused = OSError(errno.ECONNREFUSED, "refused")
     text = explain_failure(endpoint, refused, answers("10.0.0.9")("", 1), deadline)
@@ -105,14 +105,14 @@ def test_the_words_for_a_server_that_cannot_be_reached() -> None:
     assert "127.0.0.1" in own_addresses()
 
 
-def test_a_name_that_does_not_resolve() -> None:
+def test_host_name_does_not_resolve() -> None:
     with pytest.raises(UnreachedError, match=r"'nope\.invalid'") as caught:
         connect([("nope.invalid", 1)], Deadline(20))
     ((_, addresses),) = caught.value.errors.values()
     assert resolved_to(addresses) == "which does not resolve"
 
 
-def test_an_attempt_can_be_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = threading.Event()
 
     def getaddrinfo(*_: object, **__: object) -> list[Any]:
@@ -142,7 +142,7 @@ def _dead(listener: socket.socket) -> Iterator[tuple[str, int]]:
         yield dead.getsockname()
 
 
-def test_a_dead_address_does_not_hold_up_a_live_one(
+def test_dead_address_does_not_delay_a_live_one(
     monkeypatch: pytest.MonkeyPatch, listener: socket.socket, dead: tuple[str, int]
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answers(dead[0], "127.0.0.1"))
@@ -153,7 +153,7 @@ def test_a_dead_address_does_not_hold_up_a_live_one(
     assert time.monotonic() - began < 3.0
 
 
-def test_a_dead_server_does_not_hold_up_another_one(
+def test_dead_server_does_not_delay_another_one(
     listener: socket.socket, dead: tuple[str, int]
 ) -> None:
     began, endpoint = time.monotonic(), ("127.0.0.1", port_of(listener))
@@ -163,7 +163,7 @@ def test_a_dead_server_does_not_hold_up_another_one(
     assert time.monotonic() - began < 3.0
 
 
-def test_a_default_of_the_program_for_its_sockets_is_not_ours(listener: socket.socket) -> None:
+def test_default_socket_timeout_of_the_program_is_ignored(listener: socket.socket) -> None:
     endpoint = ("127.0.0.1", listener.getsockname()[1])
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(9.0)
@@ -175,7 +175,7 @@ def test_a_default_of_the_program_for_its_sockets_is_not_ours(listener: socket.s
         assert sock.gettimeout() is None  # else the kernel's limits on reads would not hold
 
 
-def test_of_several_servers_the_first_is_preferred(listener: socket.socket) -> None:
+def test_first_of_several_servers_is_preferred(listener: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         endpoints = [("127.0.0.1", port_of(listener)), ("127.0.0.1", port_of(other))]
         for order in (endpoints, endpoints[::-1]):
@@ -191,7 +191,7 @@ def test_all_servers_are_named_when_none_can_be_reached(port: int) -> None:
     assert list(caught.value.errors) == endpoints
 
 
-def test_a_connection_to_oneself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_to_itself_is_not_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())

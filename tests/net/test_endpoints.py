@@ -132,7 +132,7 @@ def test_the_leader_is_tried_first_until_it_fails() -> None:
     assert servers.order() == (a, b)
 
 
-def test_one_server_that_sends_us_elsewhere_is_several() -> None:
+def test_server_that_redirects_becomes_several() -> None:
     servers = ServerList((("a", 1),))
     seen = [servers.several]
     for endpoint in (("a", 1), ("b", 2)):

@@ -64,14 +64,14 @@ def challenge(proof: bytes = b"") -> bytes:
 # -- the client's side ----------------------------------------------------------------------
 
 
-def test_a_client_without_a_token_sends_its_empty_proof_at_once() -> None:
+def test_client_without_a_token_sends_an_empty_proof() -> None:
     shaking = client()
     assert [type(message) for message in split(shaking.begin())] == [p.Hello, p.Proof]
     assert shaking.receive([challenge(), body(WELCOME)]) == b""
     assert shaking.welcome == WELCOME
 
 
-def test_a_client_with_a_token_proves_it_after_the_server_has() -> None:
+def test_client_proves_its_token_after_the_server() -> None:
     shaking = client(key_of(b"secret"), b"binding")
     (hello,) = split(shaking.begin())
     assert (hello.key, hello.worker) == (key_id(b"secret"), False)
@@ -91,7 +91,7 @@ def test_a_client_with_a_token_proves_it_after_the_server_has() -> None:
         (key_of(b"secret"), b"x" * 32, UnknownTokenError, "does not know this client's token"),
     ],
 )
-def test_a_server_that_does_not_prove_the_same_token_is_refused(
+def test_server_with_another_proof_is_refused(
     key: Key | None, shown: bytes, kind: type[Exception], words: str
 ) -> None:
     shaking = client(key)
@@ -115,14 +115,14 @@ def test_messages_out_of_order_are_not_our_protocol(bodies: list[bytes], words: 
         client().receive(bodies)
 
 
-def test_silence_is_an_error_that_may_pass() -> None:
+def test_silent_server_is_a_transient_error() -> None:
     with pytest.raises(StoreConnectionError, match="said nothing") as caught:
         client().receive([])
     assert not isinstance(caught.value, NotOurProtocolError)
 
 
 @pytest.mark.parametrize("key", [None, key_of(b"secret")])
-def test_goodbye_right_after_the_challenge_is_heard(key: Key | None) -> None:
+def test_goodbye_after_the_challenge_is_received(key: Key | None) -> None:
     shaking = client(key)
     (hello, *_) = split(shaking.begin())
     shown = p.proof(key.secret, b"server", hello, SERVER_NONCE) if key else b""
@@ -143,7 +143,7 @@ def test_goodbye_right_after_the_challenge_is_heard(key: Key | None) -> None:
         (p.GOODBYE_SHUTDOWN, StoreConnectionError),
     ],
 )
-def test_the_code_of_a_goodbye_selects_the_error(code: str, kind: type[Exception]) -> None:
+def test_goodbye_code_selects_the_error(code: str, kind: type[Exception]) -> None:
     error = goodbye_error("a:1", p.Goodbye(code, "so it is"))
     assert type(error) is kind
     assert "a:1" in str(error)
@@ -173,20 +173,20 @@ def prove(shaking: ServerHandshake, keyring: Keyring, key: Key) -> Reply:
     return reply
 
 
-def test_a_client_that_proves_a_token_gets_its_rights() -> None:
+def test_client_gets_the_rights_of_its_token() -> None:
     done = prove(server(), Keyring(b"read secret"), key_of(b"read secret"))
     assert isinstance(done, Done)
     assert (done.hello.run, done.rights.join, done.rights.admin) == ("run", False, False)
 
 
-def test_a_token_of_another_run_is_refused_once_it_is_proved() -> None:
+def test_token_of_another_run_is_refused_after_the_proof() -> None:
     refused = prove(server(), Keyring(b"run:other secret"), key_of(b"run:other secret"))
     assert isinstance(refused, p.Goodbye)
     assert refused.code == p.GOODBYE_TOKEN
     assert "is for run 'other', not for 'run'" in refused.reason
 
 
-def test_an_unknown_token_is_challenged_like_a_known_one_and_refused() -> None:
+def test_unknown_token_is_challenged_like_a_known_one() -> None:
     shaking = server()
     (reply,) = shaking.take(HELLO, Keyring(b"secret"))
     assert isinstance(reply, p.Challenge)
@@ -196,7 +196,7 @@ def test_an_unknown_token_is_challenged_like_a_known_one_and_refused() -> None:
     assert "peer:1 has a token that is not this server's" in refused.reason
 
 
-def test_without_tokens_any_proof_will_do() -> None:
+def test_any_proof_is_accepted_without_tokens() -> None:
     shaking = server()
     assert shaking.take(HELLO, NO_TOKENS) == [p.Challenge(p.PROTOCOL_VERSION, SERVER_NONCE, b"")]
     assert shaking.take(PROOF, NO_TOKENS) == [Done(HELLO, EVERYTHING)]
@@ -214,7 +214,7 @@ def test_without_tokens_any_proof_will_do() -> None:
         ([HELLO, PROOF], p.GOODBYE_TOKEN, "no token"),
     ],
 )
-def test_a_client_that_breaks_the_rules_is_refused(
+def test_client_that_violates_the_protocol_is_refused(
     messages: list[Any], code: str, words: str
 ) -> None:
     shaking = server()
@@ -225,7 +225,7 @@ def test_a_client_that_breaks_the_rules_is_refused(
     assert words in reply.reason
 
 
-def test_nothing_is_answered_before_the_peer_is_known() -> None:
+def test_no_reply_before_the_peer_is_known() -> None:
     shaking = server(asks_peer=True)
     assert shaking.take(HELLO, NO_TOKENS) == [NeedsPeerCredentials()]
     (again,) = shaking.take(HELLO, NO_TOKENS)
@@ -234,7 +234,7 @@ def test_nothing_is_answered_before_the_peer_is_known() -> None:
     assert shaking.take(PROOF, NO_TOKENS) == [Done(HELLO, EVERYTHING)]
 
 
-def test_a_proof_that_comes_with_the_hello_waits_until_the_peer_is_known() -> None:
+def test_early_proof_waits_until_the_peer_is_known() -> None:
     shaking = server(asks_peer=True)
     shaking.take(HELLO, NO_TOKENS)
     assert shaking.take(PROOF, NO_TOKENS) == []
@@ -245,7 +245,7 @@ def test_a_proof_that_comes_with_the_hello_waits_until_the_peer_is_known() -> No
     assert done == Done(HELLO, EVERYTHING)
 
 
-def test_another_users_process_is_refused() -> None:
+def test_process_of_another_user_is_refused() -> None:
     shaking = server(asks_peer=True)
     shaking.take(HELLO, NO_TOKENS)
     assert shaking.peer_known("not yours", NO_TOKENS) == [p.Goodbye(p.GOODBYE_TOKEN, "not yours")]
@@ -271,7 +271,7 @@ def test_a_removed_token_ends_the_connection(after: bytes, stays: bool, worker: 
         assert f"token {key_id(b'old').hex()} is no longer" in goodbye.reason
 
 
-def test_a_client_that_has_proved_nothing_is_not_rechecked() -> None:
+def test_unproved_client_is_not_checked_again() -> None:
     shaking = server()
     assert shaking.recheck(Keyring(b"new")) is None
     shaking.take(HELLO, NO_TOKENS)
@@ -303,7 +303,7 @@ def test_both_sides_agree(token: bytes, binding: bytes, worker: bool) -> None:
     assert ours.welcome == WELCOME
 
 
-def test_a_proof_does_not_pass_another_certificate() -> None:
+def test_proof_fails_with_another_certificate() -> None:
     ours, theirs = client(key_of(b"secret"), b"one"), server(binding=b"another")
     (hello,) = split(ours.begin())
     (reply,) = theirs.take(hello, Keyring(b"secret"))

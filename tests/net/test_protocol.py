@@ -64,7 +64,7 @@ def test_a_proof_depends_on_everything() -> None:
 
 
 @pytest.mark.parametrize("run", ["", "job-7", "j\u00e4hrlich", "a b/c.d", "x" * 256])
-def test_run_ids_that_will_do(run: str) -> None:
+def test_valid_run_ids(run: str) -> None:
     assert p.run_problem(run) == ""
 
 
@@ -72,21 +72,21 @@ def test_run_ids_that_will_do(run: str) -> None:
     ("run", "words"),
     [("x" * 257, "257"), ("a\n", "control"), ("\0", "control"), ("\x1b[1m", "control")],
 )
-def test_run_ids_that_will_not(run: str, words: str) -> None:
+def test_invalid_run_ids(run: str, words: str) -> None:
     assert words in p.run_problem(run)
 
 
-def test_only_what_waits_is_held_to_a_time() -> None:
+def test_only_blocked_calls_have_a_deadline() -> None:
     assert p.within(p.Get("k", 9.0), 2.0) == p.Get("k", 2.0)
     assert p.within(p.Peek("k"), 2.0) == p.Peek("k")
 
 
-def test_a_result_that_many_get_is_encoded_once() -> None:
+def test_shared_result_is_encoded_once() -> None:
     data = p.frame(p.Reply(7, p.encoded([b"x", None])))
     assert data == p.frame(p.Reply(7, [b"x", None]))
 
 
-def test_a_result_that_many_replies_carry_is_encoded_once() -> None:
+def test_result_of_many_replies_is_encoded_once() -> None:
     values = [b"a", b"b"]
     shared = p.encoded(values)
     assert p.frame(p.Reply(1, shared)) == p.frame(p.Reply(1, values))
@@ -105,6 +105,6 @@ def test_a_result_that_many_replies_carry_is_encoded_once() -> None:
         (b"", ""),
     ],
 )
-def test_a_server_is_known_by_its_first_bytes(head: bytes, who: str) -> None:
+def test_other_protocols_are_recognised_by_first_bytes(head: bytes, who: str) -> None:
     assert p.who_speaks(head) == who
     assert p.speaks_tls(head) == ("TLS" in who)

@@ -16,7 +16,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"RALLYPOINT_TLS{name}", raising=False)
 
 
-def test_parameters_are_stronger_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_tls() == NO_TLS
     monkeypatch.setenv("RALLYPOINT_TLS_CA", "/env/ca")
     assert read_tls() == TLS(ca="/env/ca")
@@ -26,7 +26,7 @@ def test_parameters_are_stronger_than_the_environment(monkeypatch: pytest.Monkey
     assert read_tls(given) == TLS("/env/ca", "c", "k", verify_client=True)
 
 
-def test_what_makes_a_client_and_a_server_speak_tls() -> None:
+def test_settings_that_enable_tls() -> None:
     assert not NO_TLS.for_clients
     assert TLS(ca="ca").for_clients
     assert TLS(system=True).for_clients
@@ -42,7 +42,7 @@ def test_what_makes_a_client_and_a_server_speak_tls() -> None:
         ({"tls": "maybe"}, "'maybe'"),
     ],
 )
-def test_what_cannot_be(wrong: dict[str, object], words: str) -> None:
+def test_invalid_addresses(wrong: dict[str, object], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         read_tls(wrong)
 
@@ -54,7 +54,7 @@ def test_hosting_needs_a_certificate() -> None:
         TLS(ca="ca").check_hosting()
 
 
-def test_a_child_process_gets_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_process_gets_the_same_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     files = TLS("ca", "c", "k", verify_client=True, system=True)
     for name, value in files.environment().items():
@@ -64,7 +64,7 @@ def test_a_child_process_gets_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert NO_TLS.environment() == {}
 
 
-def test_a_changed_file_is_seen(tmp_path: Path) -> None:
+def test_changed_file_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert stamp(str(path), "") == (None,)
     path.write_text("one")

@@ -56,7 +56,9 @@ def test_one_thread_waits_while_another_sends(secured: EmbeddedServer, files: Ce
         assert got == [b"now"]
 
 
-def test_much_is_sent_and_read_at_once(secured: EmbeddedServer, files: Certificates) -> None:
+def test_many_frames_are_sent_and_read_at_once(
+    secured: EmbeddedServer, files: Certificates
+) -> None:
     target = ConnectionConfig(
         "127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca))
     )
@@ -73,7 +75,7 @@ def test_much_is_sent_and_read_at_once(secured: EmbeddedServer, files: Certifica
     link.close()
 
 
-def test_what_is_not_accepted(secured: EmbeddedServer, files: Certificates) -> None:
+def test_invalid_values_are_refused(secured: EmbeddedServer, files: Certificates) -> None:
     with pytest.raises(AuthenticationError, match=r"certificate of .* is not accepted"):
         open_store(secured, TLS(system=True))
     with pytest.raises(AuthenticationError, match="does not know this client's token"):
@@ -85,7 +87,7 @@ def test_what_is_not_accepted(secured: EmbeddedServer, files: Certificates) -> N
         open_connection(elsewhere, Deadline(0.2))
 
 
-def test_plain_and_tls_say_what_is_wrong(
+def test_plain_against_tls_error_says_so(
     serve: Serve, secured: EmbeddedServer, files: Certificates
 ) -> None:
     with pytest.raises(NotOurProtocolError, match="this server speaks TLS"):
@@ -94,7 +96,7 @@ def test_plain_and_tls_say_what_is_wrong(
         open_store(serve(token=b"secret"), TLS(ca=str(files.ca)))
 
 
-def test_a_client_certificate_is_asked_for(serve: Serve, files: Certificates) -> None:
+def test_client_certificate_is_required(serve: Serve, files: Certificates) -> None:
     own = TLS(str(files.ca), str(files.cert), str(files.key), verify_client=True)
     server = serve(token=b"secret", tls=own)
     with pytest.raises(AuthenticationError, match="asks for a certificate of this client"):
@@ -103,7 +105,7 @@ def test_a_client_certificate_is_asked_for(serve: Serve, files: Certificates) ->
     open_store(server, shown).close()
 
 
-def test_an_authority_that_is_no_use_is_named(secured: EmbeddedServer, tmp_path: Path) -> None:
+def test_unusable_ca_file_is_named(secured: EmbeddedServer, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for name in ("ca.pem", "nowhere.pem"):
         with pytest.raises(ValueError, match=f"tls_ca=.*{name}"):
@@ -127,7 +129,7 @@ def test_the_proof_is_bound_to_the_certificate(
         open_connection(target, Deadline(10))
 
 
-def test_a_server_that_goes_is_an_error(secured: EmbeddedServer, files: Certificates) -> None:
+def test_lost_server_is_an_error(secured: EmbeddedServer, files: Certificates) -> None:
     target = ConnectionConfig(
         "127.0.0.1", secured.port, "run", b"secret", tls=TLS(ca=str(files.ca))
     )

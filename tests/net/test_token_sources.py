@@ -30,7 +30,7 @@ def test_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert read_token("") == b"from-named-file"
 
 
-def test_a_file_that_is_no_use_is_named(tmp_path: Path) -> None:
+def test_unusable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"nowhere' cannot be read"):
         read_token(None, str(tmp_path / "nowhere"))
     (tmp_path / "empty").write_text("\n")
@@ -38,7 +38,7 @@ def test_a_file_that_is_no_use_is_named(tmp_path: Path) -> None:
         read_token(None, str(tmp_path / "empty"))
 
 
-def test_a_files_token_is_read_again(tmp_path: Path) -> None:
+def test_token_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("old")
     token = read_token(None, str(path))
@@ -48,9 +48,7 @@ def test_a_files_token_is_read_again(tmp_path: Path) -> None:
     assert current(b"given") == b"given"
 
 
-def test_a_token_that_was_taken_back_stays_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_revoked_token_stays_revoked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "token"
     path.write_text("old\nkept")
     token = read_token(None, str(path))
@@ -65,7 +63,7 @@ def test_a_token_that_was_taken_back_stays_so(
         assert "going on with the tokens that it held before" in said
 
 
-def test_a_line_that_is_no_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "token"
     path.write_text("\nadmin\n")
     with pytest.raises(ParameterError, match=r"token_file='.*token', line 2: a scope without"):
@@ -85,7 +83,7 @@ def test_a_file_without_a_name_is_refused() -> None:
         read_token(None, "")
 
 
-def test_what_makes_tokens_easy_to_come_by(tmp_path: Path) -> None:
+def test_insecure_token_sources(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("admin short\nall 0123456789abcdef\n")
     path.chmod(0o640)
@@ -99,7 +97,7 @@ def test_what_makes_tokens_easy_to_come_by(tmp_path: Path) -> None:
     assert weaknesses(b"short", exposed=False) == []
 
 
-def test_a_child_process_gets_the_same(tmp_path: Path) -> None:
+def test_child_process_gets_the_same_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("secret")
     assert token_environment(b"secret") == {"RALLYPOINT_TOKEN": "secret"}

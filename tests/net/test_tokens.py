@@ -50,7 +50,7 @@ def test_no_token(text: bytes) -> None:
     "line", ["reader xyzzy", "foo bar xyzzy", "run: x xyzzy", "worker:1 xyzzy", "Admin xyzzy",
              "#xyzzy old", "admin", "all", "read", "run:", "run:digits", "worker:1"],
 )  # fmt: skip
-def test_a_line_that_is_no_token_is_refused_by_its_number(line: str) -> None:
+def test_invalid_token_line_is_refused_by_number(line: str) -> None:
     text = f"# tokens\nadmin root\n{line}\n".encode()
     with pytest.raises(ParameterError, match="the file, line 3: ") as refused:
         parse(text, "the file")
@@ -59,14 +59,14 @@ def test_a_line_that_is_no_token_is_refused_by_its_number(line: str) -> None:
         Keyring(text)
 
 
-def test_a_secret_is_shown_nowhere() -> None:
+def test_secret_is_not_shown() -> None:
     for key in parse(LINES):
         assert b"secret" not in repr(key).encode()
         assert "secret" not in key.rights().who
         assert key.id.hex() in key.rights().who
 
 
-def test_a_key_is_found_by_its_id_alone() -> None:
+def test_key_is_found_by_its_id() -> None:
     ring = Keyring(LINES)
     secret, rights = ring.find(key_id(b"digits-secret"), "other", False) or (b"", EVERYTHING)
     assert secret == b"digits-secret"
@@ -76,7 +76,7 @@ def test_a_key_is_found_by_its_id_alone() -> None:
     assert ring.find(b"", "digits", False) is None
 
 
-def test_a_workers_token_is_for_one_runs_store() -> None:
+def test_worker_token_opens_the_store_of_one_run() -> None:
     ring = Keyring(LINES)
     line = worker_token(b"all nodes-secret", "digits")
     assert "nodes-secret" not in line
@@ -99,7 +99,7 @@ def test_no_workers_token_without_the_right() -> None:
     assert ring.find(key_id(b"digits-secret"), "other", True) is None
 
 
-def test_a_client_tries_what_is_for_its_run() -> None:
+def test_client_uses_the_token_for_its_run() -> None:
     keys = parse(LINES)
     assert [key.scope for key in for_run(keys, "digits")] == [
         "admin",
@@ -112,12 +112,12 @@ def test_a_client_tries_what_is_for_its_run() -> None:
     assert parse(run_line("my run", "s").encode())[0].run == "my run"
 
 
-def test_who_may_view_all_runs() -> None:
+def test_rights_to_view_all_runs() -> None:
     ring = Keyring(LINES)
     assert all(map(ring.may_view, (b"root-secret", b"looker-secret", b"nodes-secret")))
     assert not any(map(ring.may_view, (b"", b"digits-secret", b"else")))
 
 
-def test_a_server_takes_no_derived_token_as_its_own() -> None:
+def test_server_refuses_a_derived_token_as_its_own() -> None:
     assert not Keyring(worker_token(b"nodes-secret", "digits").encode())
     assert parse(b"worker:0011223344556677 zz")[0].secret == b""

@@ -74,7 +74,7 @@ def test_each_call_is_one_request(
     assert store.seen == [(request_, limit)]
 
 
-def test_wrong_arguments_are_refused_before_any_request() -> None:
+def test_wrong_arguments_are_refused_without_a_request() -> None:
     store = Recorder()
     with pytest.raises(ParameterError, match="2 keys but 1 values"):
         store.multi_set(["a", "b"], [b""])
@@ -103,7 +103,7 @@ def test_keys(given: str | bytes, key: str) -> None:
 
 
 @pytest.mark.parametrize("given", [b"\xff", "\ud800"])
-def test_keys_that_are_no_text(given: str | bytes) -> None:
+def test_binary_keys(given: str | bytes) -> None:
     with pytest.raises(StoreValueError, match="is not UTF-8"):
         as_key(given)
 
@@ -148,6 +148,6 @@ def test_pipeline_without_calls_or_with_an_error_sends_nothing() -> None:
     assert store.seen == []
 
 
-def test_a_store_without_anything_to_close_is_a_context_manager() -> None:
+def test_store_without_resources_is_a_context_manager() -> None:
     with Recorder() as store:
         assert isinstance(store, Recorder)

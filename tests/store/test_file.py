@@ -81,7 +81,7 @@ def test_intervals_grow_from_1_to_50_ms(path: str) -> None:
     assert clock.now == pytest.approx(10)
 
 
-def test_a_wait_sees_another_handles_write(path: str) -> None:
+def test_wait_sees_the_write_of_another_handle(path: str) -> None:
     clock = Clock()
     other = FileStore(path)
     clock.events.append((3.0, lambda: other.set("k", b"v")))
@@ -89,7 +89,7 @@ def test_a_wait_sees_another_handles_write(path: str) -> None:
     assert 3.0 <= clock.now < 3.1
 
 
-def test_an_answer_in_the_last_moment_counts(path: str) -> None:
+def test_answer_at_the_deadline_counts(path: str) -> None:
     clock = Clock()
     store, other = manual(path, clock), FileStore(path)
     real = store._leave
@@ -103,7 +103,7 @@ def test_an_answer_in_the_last_moment_counts(path: str) -> None:
     assert clock.now == pytest.approx(5)
 
 
-def test_an_interrupted_member_is_taken_out(path: str) -> None:
+def test_interrupted_member_is_removed(path: str) -> None:
     clock = Clock()
 
     def interrupt() -> None:
@@ -116,7 +116,7 @@ def test_an_interrupted_member_is_taken_out(path: str) -> None:
         FileStore(path).barrier("b", 2, 0, 1)
 
 
-def test_a_member_taken_for_dead_is_told(path: str) -> None:
+def test_member_taken_for_dead_is_notified(path: str) -> None:
     clock = Clock()
     store, other = manual(path, clock), FileStore(path)
 
@@ -142,7 +142,7 @@ def test_torchs_second_argument_is_ignored(path: str) -> None:
         store.get_nowait("k")
 
 
-def test_what_changes_nothing_is_not_written(path: str) -> None:
+def test_call_without_effect_writes_nothing(path: str) -> None:
     store = FileStore(path, sync=True)
     store.multi_set(["k", "word"], [b"1", b"x"])
     store.queue_push("q", b"")
@@ -158,7 +158,7 @@ def test_what_changes_nothing_is_not_written(path: str) -> None:
     assert os.path.getsize(path) == size
 
 
-def test_a_pop_that_loses_the_race_waits_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pop_that_loses_the_race_keeps_waiting(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     store, other = manual(path, clock), FileStore(path)
     store.queue_push("q", b"contested")
@@ -174,9 +174,7 @@ def test_a_pop_that_loses_the_race_waits_on(path: str, monkeypatch: pytest.Monke
     assert store.queue_pop("q") == b"next"
 
 
-def test_a_write_that_fails_is_as_if_it_had_not_been(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_changes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(path)
     store.add("n", 1)
 
@@ -191,7 +189,7 @@ def test_a_write_that_fails_is_as_if_it_had_not_been(
     assert store.add("n", 1) == 2
 
 
-def test_a_record_that_makes_no_sense_is_an_error_each_time(path: str) -> None:
+def test_invalid_record_is_an_error_each_time(path: str) -> None:
     store = FileStore(path)
     with store._log.locked(Deadline(1)):
         store._log.read()
@@ -204,7 +202,7 @@ def test_a_record_that_makes_no_sense_is_an_error_each_time(path: str) -> None:
 # -- compaction -----------------------------------------------------------------------------
 
 
-def test_a_log_of_old_news_is_compacted(path: str) -> None:
+def test_log_of_old_records_is_compacted(path: str) -> None:
     one, two = FileStore(path), FileStore(path)
     two.set("kept", b"x")
     two.queue_push("q", b"1")
@@ -222,7 +220,7 @@ def test_a_log_of_old_news_is_compacted(path: str) -> None:
     assert one.queue_len("q") == 0
 
 
-def test_a_log_that_is_all_needed_is_not_compacted(path: str) -> None:
+def test_log_without_old_records_is_not_compacted(path: str) -> None:
     store = FileStore(path)
     inode = os.stat(path).st_ino
     for number in range(20):
@@ -254,9 +252,7 @@ def test_open_groups_and_answers_survive_compaction(
     assert (other._replica.answers, store._replica.answers) == ({}, {})
 
 
-def test_answers_nobody_fetches_are_dropped_in_the_end(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfetched_answers_are_dropped(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_module, "ANSWERS_KEPT", 2)
     store = FileStore(path)
     replica = store._replica
@@ -341,7 +337,7 @@ while True:
 
 
 @pytest.mark.integration
-def test_writers_killed_at_any_moment_lose_nothing(path: str) -> None:
+def test_killed_writers_lose_no_acknowledged_write(path: str) -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     rng = random.Random(SEED)
     told = 0
@@ -368,7 +364,7 @@ def test_writers_killed_at_any_moment_lose_nothing(path: str) -> None:
 
 
 @pytest.mark.integration
-def test_a_killed_member_is_taken_out_by_the_next(path: str) -> None:
+def test_next_member_removes_a_killed_one(path: str) -> None:
     code = "import sys; from rallypoint.store.file import FileStore as F; "
     code += "F(sys.argv[1]).barrier('b', 3, 60, 0)"
     member = subprocess.Popen([sys.executable, "-c", code, path])
@@ -390,7 +386,7 @@ def failure(store: Store) -> str:
     return ""
 
 
-def test_who_is_dead_is_known_on_this_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_processes_are_known_on_this_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
     host = file_module._host()
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()

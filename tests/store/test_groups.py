@@ -55,7 +55,7 @@ def test_titles_and_lists() -> None:
     assert shown(["a", "b"]) == "a, b"
 
 
-def test_each_member_gets_what_it_asked_for() -> None:
+def test_each_member_gets_its_own_answer() -> None:
     groups = Groups()
     assert groups.join(member(1, value=b"1", collect=True), "all") is None
     assert groups.join(member(2, value=b"2", collect=True, only_first=True), "first") is None
@@ -90,14 +90,14 @@ def test_refused(request_: p.Gather, text: str) -> None:
     assert groups.members("b:x") == ["a"]
 
 
-def test_a_rank_among_members_without() -> None:
+def test_members_with_and_without_rank_do_not_mix() -> None:
     groups = Groups()
     groups.join(member(None), "a")
     with pytest.raises(StoreValueError, match="this came with a rank, others without"):
         groups.join(member(0), "b")
 
 
-def test_describe_tells_who_left_from_who_never_came() -> None:
+def test_describe_distinguishes_departed_from_missing_members() -> None:
     groups = Groups()
     for rank in range(4):
         groups.join(member(rank, 6), rank)
@@ -112,7 +112,7 @@ def test_describe_tells_who_left_from_who_never_came() -> None:
     assert "timed out" not in groups.describe(member(2, 6))
 
 
-def test_a_group_without_members_is_forgotten() -> None:
+def test_group_without_members_is_forgotten() -> None:
     groups = Groups()
     groups.join(member(0), "a")
     groups.leave(member(0), "a", TIMED_OUT)
@@ -120,7 +120,7 @@ def test_a_group_without_members_is_forgotten() -> None:
     assert Groups().describe(member(0)) == "0 of 3 members are here; missing ranks: 0-2"
 
 
-def test_departed_can_be_carried_over() -> None:
+def test_departed_members_can_be_restored() -> None:
     groups, again = Groups(), Groups()
     for each in (groups, again):
         each.join(member(0), "a")
@@ -131,7 +131,7 @@ def test_departed_can_be_carried_over() -> None:
     assert Groups().departed() == {}
 
 
-def test_a_member_without_a_rank_leaves() -> None:
+def test_member_without_a_rank_leaves() -> None:
     groups = Groups()
     groups.join(member(None), "a")
     groups.join(member(None), "b")
@@ -139,7 +139,7 @@ def test_a_member_without_a_rank_leaves() -> None:
     assert groups.members("b:x") == ["b"]
 
 
-def test_describe_when_all_have_come_and_one_has_left_again() -> None:
+def test_describe_after_one_of_all_members_left() -> None:
     groups = Groups()
     groups.join(member(0, 3), "a")
     groups.join(member(1, 3), "b")

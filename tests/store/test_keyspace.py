@@ -45,7 +45,7 @@ def do(space: Keyspace, *requests: Any) -> None:
         (p.Watch("k", 0, LATER), p.QueuePush("k", b"v"), (1, None)),
     ],
 )
-def test_a_parked_request_is_answered_by(
+def test_blocked_request_is_answered_by(
     space: Keyspace, request_: Any, change: Any, result: Any
 ) -> None:
     assert space.execute(request_, "t") is PARKED
@@ -73,14 +73,14 @@ def test_a_parked_request_is_answered_by(
         (p.Get("k", float("nan")), "timed out"),
     ],
 )
-def test_timeout_zero_does_not_park(space: Keyspace, request_: Any, text: str) -> None:
+def test_timeout_0_does_not_block(space: Keyspace, request_: Any, text: str) -> None:
     do(space, p.Set("there", b""))
     with pytest.raises(StoreTimeoutError, match=text):
         space.execute(request_, "t")
     assert space.parked == 0
 
 
-def test_expire_names_what_is_missing_and_removes(space: Keyspace) -> None:
+def test_expire_names_what_is_missing(space: Keyspace) -> None:
     space.execute(p.Wait(["a", "b"], 2.5), "t")
     do(space, p.Set("a", b""))
     error = space.expire("t")
@@ -91,7 +91,7 @@ def test_expire_names_what_is_missing_and_removes(space: Keyspace) -> None:
     assert space._waiting == {}
 
 
-def test_long_lists_of_missing_keys_are_cut(space: Keyspace) -> None:
+def test_long_lists_of_missing_keys_are_shortened(space: Keyspace) -> None:
     with pytest.raises(StoreTimeoutError, match="'k19' and 80 more"):
         space.execute(p.Wait([f"k{n}" for n in range(100)], NOW), "t")
 
@@ -108,7 +108,7 @@ def test_cancel_forgets_silently(space: Keyspace) -> None:
     assert space._waiting == {}
 
 
-def test_a_wait_needs_all_keys_at_the_same_time(space: Keyspace) -> None:
+def test_wait_needs_all_keys_at_the_same_time(space: Keyspace) -> None:
     space.execute(p.Wait(["a", "b", "c"], LATER), "t")
     do(space, p.Set("a", b""), p.Set("c", b""), p.Delete("a"), p.Set("b", b""))
     assert space.completed() == []
@@ -116,14 +116,14 @@ def test_a_wait_needs_all_keys_at_the_same_time(space: Keyspace) -> None:
     assert space.completed() == [("t", None)]
 
 
-def test_a_key_that_is_there_in_between_only_wakes_nobody(space: Keyspace) -> None:
+def test_short_lived_key_wakes_no_waiter(space: Keyspace) -> None:
     space.execute(p.Get("k", LATER), "t")
     do(space, p.Pipeline([p.Set("k", b""), p.Delete("k")]))
     assert space.completed() == []
     assert space.parked == 1
 
 
-def test_get_goes_on_waiting_when_the_key_becomes_a_queue(space: Keyspace) -> None:
+def test_get_keeps_waiting_when_the_key_becomes_a_queue(space: Keyspace) -> None:
     space.execute(p.Get("k", LATER), "t")
     do(space, p.QueuePush("k", b""))
     assert space.completed() == []
@@ -140,7 +140,7 @@ def test_answers_come_in_order_of_arrival(space: Keyspace) -> None:
     assert [token for token, _ in space.completed()] == [0, 1, 2, 3]
 
 
-def test_waiters_of_one_key_cost_other_keys_nothing(space: Keyspace) -> None:
+def test_waiters_of_one_key_do_not_slow_other_keys(space: Keyspace) -> None:
     for token in range(5000):
         space.execute(p.Get("popular", LATER), token)
     do(space, p.Set("other", b""))
@@ -163,7 +163,7 @@ def test_values_go_to_poppers_in_order(space: Keyspace) -> None:
     assert space.stored_bytes == 0
 
 
-def test_a_push_looks_at_one_popper(space: Keyspace) -> None:
+def test_push_wakes_one_popper(space: Keyspace) -> None:
     for token in range(3000):
         space.execute(p.QueuePop("q", LATER), token)
     for token in range(3000):
@@ -175,7 +175,7 @@ def test_a_push_looks_at_one_popper(space: Keyspace) -> None:
 # -- watching -------------------------------------------------------------------------------
 
 
-def test_versions_grow_over_deletion(space: Keyspace) -> None:
+def test_versions_grow_across_deletions(space: Keyspace) -> None:
     do(space, p.Set("k", b"1"))
     assert space.execute(p.Watch("k", 0, LATER), "t") == (1, b"1")
     assert space.execute(p.Watch("k", 1, LATER), "t") is PARKED
@@ -185,7 +185,7 @@ def test_versions_grow_over_deletion(space: Keyspace) -> None:
     assert space.execute(p.Watch("k", 3, LATER), "t") == (4, b"2")
 
 
-def test_a_watcher_from_the_future_waits_for_it(space: Keyspace) -> None:
+def test_watcher_of_a_future_version_waits(space: Keyspace) -> None:
     space.execute(p.Watch("k", 2, LATER), "t")
     do(space, p.Set("k", b"1"), p.Set("k", b"2"))
     assert space.completed() == []
@@ -193,7 +193,7 @@ def test_a_watcher_from_the_future_waits_for_it(space: Keyspace) -> None:
     assert space.completed() == [("t", (3, b"3"))]
 
 
-def test_deleted_keys_are_forgotten_in_the_end(space: Keyspace) -> None:
+def test_deleted_keys_are_forgotten_after_a_limit(space: Keyspace) -> None:
     for number in range(DELETED_KEPT + 1):
         do(space, p.Set(f"k{number}", b""), p.Delete(f"k{number}"))
     assert len(space._deleted) == DELETED_KEPT
@@ -211,7 +211,7 @@ def member(rank: int | None, name: str = "b:x", size: int = 3, **options: Any) -
     return p.Gather(name, size, rank, **options)
 
 
-def test_a_group_completes_and_its_name_is_free(space: Keyspace) -> None:
+def test_complete_group_frees_its_name(space: Keyspace) -> None:
     for turn in range(2):
         for rank in (2, 0):
             request = member(rank, value=b"%d" % rank, collect=True)
@@ -225,7 +225,7 @@ def test_a_group_completes_and_its_name_is_free(space: Keyspace) -> None:
         assert space.groups.members("b:x") == []
 
 
-def test_a_member_that_left_is_not_counted(space: Keyspace) -> None:
+def test_member_that_left_is_not_counted(space: Keyspace) -> None:
     space.execute(member(0), "a")
     space.execute(member(1), "b")
     space.cancel("a")
@@ -238,7 +238,7 @@ def test_a_member_that_left_is_not_counted(space: Keyspace) -> None:
     assert space.stored_bytes == 0
 
 
-def test_a_refused_member_changes_nothing(space: Keyspace) -> None:
+def test_refused_member_changes_nothing(space: Keyspace) -> None:
     space.execute(member(0), "a")
     before = space.stored_bytes
     with pytest.raises(StoreValueError, match="rank 0 is in it already"):
@@ -249,7 +249,7 @@ def test_a_refused_member_changes_nothing(space: Keyspace) -> None:
 # -- limits and hosts -----------------------------------------------------------------------
 
 
-def test_limits_hold_for_what_waits(space: Keyspace) -> None:
+def test_limits_apply_to_blocked_requests(space: Keyspace) -> None:
     long = "k" * 5000
     for request in (p.Get(long, LATER), p.QueuePop(long, LATER), member(0, name="b:" + long)):
         with pytest.raises(StoreLimitError, match="5"):
@@ -398,7 +398,7 @@ class Model:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=25))
-def test_like_the_model(steps: list[Any]) -> None:
+def test_keyspace_matches_the_model(steps: list[Any]) -> None:
     space, model = Keyspace(), Model()
     for token, step in enumerate(steps):
         if isinstance(step, tuple):

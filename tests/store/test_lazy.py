@@ -30,7 +30,7 @@ class Opener:
         return self.master.clone()
 
 
-def test_it_connects_at_the_first_call_and_only_then(master: TCPStore) -> None:
+def test_lazy_store_connects_at_the_first_call(master: TCPStore) -> None:
     opener = Opener(master)
     store = LazyStore(opener, master.master_addr_port)
     assert store.master_addr_port == master.master_addr_port
@@ -41,7 +41,7 @@ def test_it_connects_at_the_first_call_and_only_then(master: TCPStore) -> None:
     store.close()
 
 
-def test_a_failed_first_call_is_raised_and_the_next_one_tries_again(master: TCPStore) -> None:
+def test_failed_first_call_is_raised_and_retried(master: TCPStore) -> None:
     opener = Opener(master)
     store = LazyStore(opener, master.master_addr_port)
     opener.broken = True
@@ -53,7 +53,7 @@ def test_a_failed_first_call_is_raised_and_the_next_one_tries_again(master: TCPS
     store.close()
 
 
-def test_closed_without_use_it_never_connects_and_says_so_when_used(master: TCPStore) -> None:
+def test_closed_lazy_store_never_connects(master: TCPStore) -> None:
     opener = Opener(master)
     store = LazyStore(opener, master.master_addr_port)
     store.close()

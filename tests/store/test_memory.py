@@ -21,7 +21,7 @@ def test_alias() -> None:
     assert HashStore is MemoryStore
 
 
-def test_two_stores_share_nothing() -> None:
+def test_two_stores_are_separate() -> None:
     MemoryStore().set("key", b"")
     assert MemoryStore().num_keys() == 0
 
@@ -34,7 +34,7 @@ def test_limit_bytes() -> None:
     assert store.list() == ["key"]
 
 
-def test_a_wait_of_centuries_is_allowed() -> None:
+def test_very_long_timeout_is_allowed() -> None:
     store = MemoryStore(timeout=1e12)
     store.set("key", b"x")
     assert store.get("key") == b"x"
@@ -42,7 +42,7 @@ def test_a_wait_of_centuries_is_allowed() -> None:
         store.get("missing", 0.01)
 
 
-def test_an_interrupted_wait_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_wait_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
         def wait(self, _timeout: float) -> None:
             raise KeyboardInterrupt

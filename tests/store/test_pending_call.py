@@ -7,7 +7,7 @@ from rallypoint.net import protocol as p
 from rallypoint.store.pending_call import ANSWER_MARGIN_SECONDS, PendingCall
 
 
-def test_a_call_waits_as_long_as_it_may_and_a_margin() -> None:
+def test_call_waits_for_its_timeout_and_a_margin() -> None:
     slot = PendingCall(p.Get("key", 1.0), 60.0)
     assert not slot.expired()
     assert 50.0 < slot.remaining() <= 60.0 + ANSWER_MARGIN_SECONDS
@@ -16,7 +16,7 @@ def test_a_call_waits_as_long_as_it_may_and_a_margin() -> None:
     assert late.remaining() == 0.0
 
 
-def test_an_answer_that_is_a_failure_is_its_error() -> None:
+def test_failure_reply_raises_its_error() -> None:
     slot = PendingCall(p.Peek("key"), 1.0)
     slot.answer = p.Failure(1, p.FAIL_LIMIT, "too much")
     assert isinstance(slot.error("host:1"), StoreLimitError)
@@ -24,7 +24,7 @@ def test_an_answer_that_is_a_failure_is_its_error() -> None:
     assert slot.error("host:1") is gone
 
 
-def test_without_an_answer_it_says_what_was_asked_of_whom_and_for_how_long() -> None:
+def test_timeout_error_says_request_server_and_time() -> None:
     error = PendingCall(p.Peek("key"), 2.5).error("host:1")
     assert isinstance(error, StoreTimeoutError)
     assert str(error) == (
@@ -32,7 +32,7 @@ def test_without_an_answer_it_says_what_was_asked_of_whom_and_for_how_long() -> 
     )
 
 
-def test_a_call_in_doubt_says_what_broke_and_what_is_not_known() -> None:
+def test_call_in_doubt_error_says_what_is_unknown() -> None:
     error = PendingCall(p.Add("key", 1), 1.0).in_doubt("host:1", StoreConnectionError("it broke"))
     for part in ("it broke", "host:1", "whether Add took effect"):
         assert part in str(error)

@@ -49,7 +49,7 @@ def test_group_names_carry_the_prefix() -> None:
         PrefixStore("run", below).barrier("b", 2, 0)
 
 
-def test_timeouts_are_its_own() -> None:
+def test_each_handle_has_its_own_timeout() -> None:
     below = MemoryStore(timeout=7)
     store = PrefixStore("run", below)
     assert store.timeout == timedelta(seconds=7)
@@ -63,7 +63,7 @@ def test_timeouts_are_its_own() -> None:
     assert store.get("a") == b"1"
 
 
-def test_closing_it_leaves_the_wrapped_store_open() -> None:
+def test_close_leaves_the_wrapped_store_open() -> None:
     class Closing(MemoryStore):
         closed = False
 

@@ -27,7 +27,7 @@ def write(log: RecordLog, *bodies: bytes) -> None:
             log.append(body)
 
 
-def test_what_one_writes_the_other_reads(path: str) -> None:
+def test_one_handle_reads_what_another_writes(path: str) -> None:
     one, two = RecordLog(path), RecordLog(path)
     write(one, b"1", b"")
     assert two.read() == (True, [b"1", b""])
@@ -39,7 +39,7 @@ def test_what_one_writes_the_other_reads(path: str) -> None:
     assert one.size == two.size == os.path.getsize(path)
 
 
-def test_a_torn_tail_is_ignored_and_then_cut(path: str) -> None:
+def test_partial_last_record_is_ignored_and_then_removed(path: str) -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     rng = random.Random(SEED)
     write(RecordLog(path), b"first")
@@ -55,7 +55,7 @@ def test_a_torn_tail_is_ignored_and_then_cut(path: str) -> None:
         assert RecordLog(path).read() == (True, [b"first", b"second"])
 
 
-def test_a_last_record_with_a_wrong_checksum_is_torn(path: str) -> None:
+def test_last_record_with_a_wrong_checksum_is_ignored(path: str) -> None:
     write(RecordLog(path), b"first", b"second")
     flip(path, -1)
     log = RecordLog(path)
@@ -86,7 +86,7 @@ def test_damage_in_the_middle_is_an_error(path: str, inside: int) -> None:
     assert Path(path).read_bytes() == before
 
 
-def test_a_torn_value_that_is_itself_a_log_is_cut(path: str) -> None:
+def test_partial_value_that_looks_like_a_log_is_removed(path: str) -> None:
     write(RecordLog(path), b"inner", b"inner too")
     copy = Path(path).read_bytes()
     write(RecordLog(path), copy + b"tail")
@@ -98,7 +98,7 @@ def test_a_torn_value_that_is_itself_a_log_is_cut(path: str) -> None:
     assert log.size == os.path.getsize(path)
 
 
-def test_a_shorter_file_is_damaged(path: str) -> None:
+def test_truncated_file_is_damaged(path: str) -> None:
     log = RecordLog(path)
     write(log, b"first")
     with open(path, "r+b") as file:
@@ -108,21 +108,21 @@ def test_a_shorter_file_is_damaged(path: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"#!/bin/sh\n", b"x", b"rallypoint-stare " * 3])
-def test_a_foreign_file_is_refused(path: str, content: bytes) -> None:
+def test_file_of_another_program_is_refused(path: str, content: bytes) -> None:
     Path(path).write_bytes(content)
     with pytest.raises(StoreError, match="log: is not a Rallypoint store file"):
         RecordLog(path)
     assert Path(path).read_bytes() == content
 
 
-def test_another_format_is_refused(path: str) -> None:
+def test_other_format_is_refused(path: str) -> None:
     Path(path).write_bytes(MAGIC + b"\x01\x00")
     with pytest.raises(StoreError, match="has format 256, this version reads 1"):
         RecordLog(path)
 
 
 @pytest.mark.parametrize("length", [0, 1, 16, 17])
-def test_a_header_cut_short_is_completed(path: str, length: int) -> None:
+def test_partial_header_is_completed(path: str, length: int) -> None:
     write(RecordLog(path), b"x")
     Path(path).write_bytes(Path(path).read_bytes()[:length])
     assert RecordLog(path).read() == (True, [])
@@ -130,7 +130,7 @@ def test_a_header_cut_short_is_completed(path: str, length: int) -> None:
     assert RecordLog(path).read() == (True, [b"y"])
 
 
-def test_what_cannot_be_opened_or_is_gone(path: str, tmp_path: Path) -> None:
+def test_unopenable_or_missing_file(path: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="none/log: cannot open"):
         RecordLog(str(tmp_path / "none" / "log"))
     log = RecordLog(path)
@@ -162,7 +162,7 @@ def test_replacing(path: str, sync: bool) -> None:
     assert os.listdir(os.path.dirname(path)) == ["log"]
 
 
-def test_who_waits_for_the_old_files_lock_writes_to_the_new_one(path: str) -> None:
+def test_writer_waiting_for_an_old_lock_uses_the_new_file(path: str) -> None:
     one = RecordLog(path)
     write(one, b"1")
     compacting = one.locked(Deadline(5))
@@ -182,7 +182,7 @@ def test_who_waits_for_the_old_files_lock_writes_to_the_new_one(path: str) -> No
     assert (tries[0], tries[-1]) == (0.0, 0.0005)
 
 
-def test_a_lock_that_is_never_given_up(path: str) -> None:
+def test_lock_is_never_released(path: str) -> None:
     one, two = RecordLog(path), RecordLog(path)
     with (
         one.locked(Deadline(5)),
@@ -192,7 +192,7 @@ def test_a_lock_that_is_never_given_up(path: str) -> None:
         pass
 
 
-def test_half_a_record_of_a_writer_at_work_is_left_to_it(path: str) -> None:
+def test_partial_record_of_a_live_writer_is_kept(path: str) -> None:
     one, two = RecordLog(path), RecordLog(path)
     with one.locked(Deadline(5)):
         one.read()
@@ -204,7 +204,7 @@ def test_half_a_record_of_a_writer_at_work_is_left_to_it(path: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["append", "replace"])
-def test_a_full_disk_leaves_the_file_as_it_was(
+def test_full_disk_leaves_the_file_unchanged(
     path: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = RecordLog(path)
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     assert os.listdir(os.path.dirname(path)) == ["log"]
 
 
-def test_a_lock_that_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RecordLog(path)
 
     def no_locks(_fd: int, _how: int) -> None:
@@ -238,9 +238,7 @@ def test_a_lock_that_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_forked_child_opens_the_file_for_itself(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_child_opens_the_file_itself(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RecordLog(path)
     write(log, b"1")
     other = RecordLog(path)

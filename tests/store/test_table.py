@@ -95,7 +95,7 @@ def test_add_stays_within_64_bits(table: Table, start: int, amount: int) -> None
         p.QueueLen("v"),
     ],
 )
-def test_the_other_kind_is_refused(table: Table, request_: Any) -> None:
+def test_wrong_kind_of_value_is_refused(table: Table, request_: Any) -> None:
     before = table.snapshot()
     with pytest.raises(StoreValueError, match=r"'q' holds a queue of 2|'v' holds a value"):
         do(table, request_)
@@ -124,7 +124,7 @@ def test_limits(table: Table, request_: Any) -> None:
     assert (table.snapshot(), table.stored_bytes) == before
 
 
-def test_a_full_store_still_shrinks(table: Table) -> None:
+def test_full_store_accepts_deletions(table: Table) -> None:
     do(table, p.Set("v", b"x" * 50))
     table._limit_bytes = 0
     do(table, p.Set("v", b"y" * 49))
@@ -141,7 +141,7 @@ def test_stored_bytes_counts_keys_values_and_entries() -> None:
     assert table.stored_bytes == 3 + 5 + ENTRY_BYTES + 1 + 2 + 2 * ENTRY_BYTES
 
 
-def test_a_failing_pipeline_leaves_no_trace(table: Table) -> None:
+def test_failed_pipeline_changes_nothing(table: Table) -> None:
     do(table, p.Set("gone", b""))
     do(table, p.Delete("gone"))
     before = table.snapshot(), table.stored_bytes, table.changes
@@ -168,7 +168,7 @@ def test_snapshot_and_restore() -> None:
     assert do(table, p.QueueLen("q")) == 1
 
 
-def test_a_table_of_a_store_that_was_is_put_back_key_by_key(table: Table) -> None:
+def test_table_is_restored_key_by_key(table: Table) -> None:
     table._take("q", deque_of(table, "q"))
     again = Table()
     again.resume(table.changes, 0)
@@ -188,7 +188,7 @@ def deque_of(table: Table, key: str) -> "deque[bytes]":
     return queue
 
 
-def test_what_is_taken_from_a_queue_leaves_the_books_right(table: Table) -> None:
+def test_byte_count_is_right_after_queue_pops(table: Table) -> None:
     before = table.stored_bytes
     assert table._take("q", deque_of(table, "q")) == b"x"
     assert table.stored_bytes == before - 1 - ENTRY_BYTES
@@ -196,21 +196,21 @@ def test_what_is_taken_from_a_queue_leaves_the_books_right(table: Table) -> None
     assert table.names() == ["v"]
 
 
-def test_changed_keys_are_named_to_who_saves_them(table: Table) -> None:
+def test_changed_keys_are_recorded_for_saving(table: Table) -> None:
     table.unsaved = {}
     for request in (p.Set("v", b"2"), p.Delete("q"), p.Peek("v")):
         do(table, request)
     assert list(table.unsaved) == ["v", "q"]
 
 
-def test_changed_keys_that_are_waited_for_are_noted(table: Table) -> None:
+def test_changed_keys_with_waiters_are_recorded(table: Table) -> None:
     table._waited = {"v": object()}
     for request in (p.Set("v", b"2"), p.Set("w", b"2")):
         do(table, request)
     assert list(table._touched) == ["v"]
 
 
-def test_there_may_be_only_so_many_keys() -> None:
+def test_number_of_keys_is_limited() -> None:
     table = Table(limit_keys=2)
     do(table, p.MultiSet([("a", b""), ("b", b"")]))
     for request in (p.Set("c", b""), p.QueuePush("c", b""), p.MultiSet([("a", b""), ("c", b"")])):
@@ -219,7 +219,7 @@ def test_there_may_be_only_so_many_keys() -> None:
     do(table, p.Set("a", b"again"))
 
 
-def test_versions_grow_over_deletion_and_forgetting(table: Table) -> None:
+def test_versions_grow_across_deletion_and_forgetting(table: Table) -> None:
     version = table._version("v", 0)
     do(table, p.Delete("v"))
     deleted = table._version("v", version)
@@ -231,7 +231,7 @@ def test_versions_grow_over_deletion_and_forgetting(table: Table) -> None:
     assert table._version("v", 0) == 0  # who never saw it has missed nothing
 
 
-def test_values_of_queues_have_numbers_that_never_come_again(table: Table) -> None:
+def test_numbers_of_queue_values_are_never_reused(table: Table) -> None:
     def numbers() -> range | None:
         entry = table.entry("q")
         return entry and range(entry[2], entry[2] + len(entry[1]))

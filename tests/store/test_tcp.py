@@ -131,7 +131,7 @@ def _store(server: EmbeddedServer) -> Iterator[TCPStore]:
 # -- making one ---------------------------------------------------------------------------
 
 
-def test_a_master_hosts_and_ends_with_its_store() -> None:
+def test_master_hosts_until_its_store_is_closed() -> None:
     with TCPStore("127.0.0.1", 0, is_master=True) as master:
         assert master.master_addr_port == ("127.0.0.1", master.port)
         with TCPStore("127.0.0.1", master.port) as other:
@@ -141,7 +141,7 @@ def test_a_master_hosts_and_ends_with_its_store() -> None:
         TCPStore("127.0.0.1", master.port, timeout=0.1)
 
 
-def test_runs_are_apart(server: EmbeddedServer) -> None:
+def test_runs_are_separate(server: EmbeddedServer) -> None:
     with (
         TCPStore("127.0.0.1", server.port, run="a") as a,
         TCPStore("127.0.0.1", server.port, run="b") as b,
@@ -169,7 +169,7 @@ def test_ports_are_checked(port: int) -> None:
         TCPStore("127.0.0.1", port)
 
 
-def test_a_constructor_that_fails_leaves_nothing_behind(port: int) -> None:
+def test_failed_constructor_leaves_nothing_behind(port: int) -> None:
     with pytest.raises(StoreTimeoutError, match="1 of 2"):
         TCPStore("127.0.0.1", port, 2, is_master=True, timeout=0.1)
     with TCPStore("127.0.0.1", port, is_master=True):  # the port is free again
@@ -180,7 +180,7 @@ def test_a_constructor_that_fails_leaves_nothing_behind(port: int) -> None:
 # -- cuts ---------------------------------------------------------------------------------
 
 
-def test_each_call_takes_effect_once_whenever_it_is_cut(server: EmbeddedServer) -> None:
+def test_each_call_takes_effect_once_despite_disconnects(server: EmbeddedServer) -> None:
     print(f"RALLYPOINT_SEED={SEED}")
     rng = random.Random(SEED)
     clients, each = 8, 60
@@ -210,7 +210,7 @@ def test_each_call_takes_effect_once_whenever_it_is_cut(server: EmbeddedServer) 
             store.close()
 
 
-def test_a_blocked_wait_survives_cuts(server: EmbeddedServer, store: TCPStore) -> None:
+def test_blocked_wait_survives_disconnects(server: EmbeddedServer, store: TCPStore) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         cut = TCPStore("127.0.0.1", proxy.port, timeout=60)
         waits = [
@@ -231,7 +231,7 @@ def test_a_blocked_wait_survives_cuts(server: EmbeddedServer, store: TCPStore) -
         cut.close()
 
 
-def test_a_server_that_was_started_anew_leaves_no_call_in_doubt_unsaid(port: int) -> None:
+def test_calls_in_doubt_after_a_server_restart_raise(port: int) -> None:
     first = EmbeddedServer("127.0.0.1", port, Options())
     store = TCPStore("127.0.0.1", port, timeout=20)
     store.set("key", b"x")
@@ -248,7 +248,7 @@ def test_a_server_that_was_started_anew_leaves_no_call_in_doubt_unsaid(port: int
     second.stop()
 
 
-def test_a_server_that_is_gone_is_an_error_at_the_calls_own_limit(
+def test_lost_server_is_an_error_at_the_timeout_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_MARGIN_SECONDS", 0.1)
@@ -263,7 +263,7 @@ def test_a_server_that_is_gone_is_an_error_at_the_calls_own_limit(
 # -- sharing, ending ----------------------------------------------------------------------
 
 
-def test_long_values_both_ways_do_not_lock_each_other(store: TCPStore) -> None:
+def test_large_values_in_both_directions_do_not_deadlock(store: TCPStore) -> None:
     value = b"x" * (12 << 20)
     store.set("big", value)
     busy = [in_thread(store.get, "big") for _ in range(4)]
@@ -272,9 +272,7 @@ def test_long_values_both_ways_do_not_lock_each_other(store: TCPStore) -> None:
     assert results == [value] * 4 + [None] * 4
 
 
-def test_a_long_wait_does_not_hold_back_what_others_acknowledge(
-    server: EmbeddedServer, store: TCPStore
-) -> None:
+def test_long_wait_does_not_delay_acknowledgements(server: EmbeddedServer, store: TCPStore) -> None:
     waiting = after_a_moment(in_thread(store.queue_pop, "queue", True, 60.0))
     for _ in range(200):
         store.add("n", 1)
@@ -302,7 +300,7 @@ def test_close_ends_the_calls_of_other_threads(server: EmbeddedServer) -> None:
         store.set("key", b"x")
 
 
-def test_what_is_too_long_is_refused_before_it_is_sent(
+def test_too_long_request_is_refused_before_sending(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p, "FRAME_LIMIT", 1000)
@@ -312,7 +310,7 @@ def test_what_is_too_long_is_refused_before_it_is_sent(
     assert store.get("key") == b"x"
 
 
-def test_a_frame_that_the_server_refuses_is_not_sent_again_and_again(
+def test_refused_frame_is_not_repeated(
     serve: Callable[..., EmbeddedServer],
 ) -> None:
     server = serve(frame_limit=1000)
@@ -323,7 +321,7 @@ def test_a_frame_that_the_server_refuses_is_not_sent_again_and_again(
         assert server.call(lambda s: s.requests, Deadline(10)) < 10
 
 
-def test_a_fork_cannot_use_it_and_does_not_harm_it(store: TCPStore) -> None:
+def test_forked_child_cannot_use_the_connection(store: TCPStore) -> None:
     store.set("key", b"x")
     child = os.fork()
     if child == 0:  # no test framework here: only an exit code
@@ -340,7 +338,7 @@ def test_a_fork_cannot_use_it_and_does_not_harm_it(store: TCPStore) -> None:
     assert store.get("key") == b"x"
 
 
-def test_the_token_is_asked_for(serve: Callable[..., EmbeddedServer]) -> None:
+def test_token_is_required(serve: Callable[..., EmbeddedServer]) -> None:
     server = serve(token=b"right")
     with TCPStore("127.0.0.1", server.port, token="right") as store:
         store.set("key", b"x")
@@ -348,7 +346,7 @@ def test_the_token_is_asked_for(serve: Callable[..., EmbeddedServer]) -> None:
         TCPStore("127.0.0.1", server.port, token="wrong")
 
 
-def test_nothing_is_left_open_in_dev_mode() -> None:
+def test_no_resource_warning_in_dev_mode() -> None:
     script = """
 import rallypoint, threading
 from rallypoint.errors import StoreConnectionError
@@ -371,7 +369,7 @@ except StoreConnectionError:
     assert noise == []
 
 
-def test_of_several_servers_one_that_says_nothing_is_left(
+def test_silent_server_of_several_is_skipped(
     monkeypatch: pytest.MonkeyPatch, serve: Callable[..., EmbeddedServer]
 ) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
@@ -390,7 +388,7 @@ def test_of_several_servers_one_that_says_nothing_is_left(
         store.close()
 
 
-def test_nobody_hosts_one_of_a_list() -> None:
+def test_no_node_hosts_a_list_of_endpoints() -> None:
     with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
         TCPStore("127.0.0.1:1,127.0.0.1:2", is_master=True)
 

@@ -41,7 +41,7 @@ def change(server: EmbeddedServer, how: Callable[[Server, ClientRecord], None]) 
 
 
 @pytest.mark.parametrize("how", [another_record, record_of_another_server])
-def test_a_call_is_in_doubt_when_its_client_was_forgotten(
+def test_call_of_a_forgotten_client_is_in_doubt(
     server: EmbeddedServer, how: Callable[[Server, ClientRecord], None]
 ) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
@@ -54,7 +54,7 @@ def test_a_call_is_in_doubt_when_its_client_was_forgotten(
         store.close()
 
 
-def test_a_call_is_sent_again_to_the_next_server_that_knows_its_client(
+def test_call_is_repeated_at_a_server_that_knows_the_client(
     server: EmbeddedServer,
 ) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
