@@ -58,16 +58,8 @@ def recorded(event: T, run_id: str, who: str, peer: str) -> T:
     whom = "" if isinstance(event, Close) else f" {_named(event)!r}"
     why = "" if isinstance(event, Admit) else event.why
     name = type(event).__name__.lower()
-    logger.info(
-        "%s%s of run %r by %r (%s, %s): %r",
-        name,
-        whom,
-        run_id,
-        event.by,
-        who or "no token",
-        peer,
-        why,
-    )
+    token = who or "no token"
+    logger.info("%s%s of run %r by %r (%s, %s): %r", name, whom, run_id, event.by, token, peer, why)
     if isinstance(event, Notify):  # it has no time of its own
         return msgspec.structs.replace(event, by=by)
     return msgspec.structs.replace(event, by=by, at=now_text())

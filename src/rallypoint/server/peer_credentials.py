@@ -123,25 +123,18 @@ class Netlink:
         self._number = (self._number + 1) & 0xFFFFFFFF
         family, here = _packed(str(peer[0]))
         _, there = _packed(str(own[0]))
+        kind, tcp = _SOCK_DIAG_BY_FAMILY, socket.IPPROTO_TCP
         head = _QUERY.pack(
-            _QUERY_BYTES,
-            _SOCK_DIAG_BY_FAMILY,
-            _REQUEST,
-            self._number,
-            0,
-            family,
-            socket.IPPROTO_TCP,
-            0,
-            _ANY_STATE,
+            _QUERY_BYTES, kind, _REQUEST, self._number, 0, family, tcp, 0, _ANY_STATE
         )
         asked = _ID.pack(peer[1], own[1], here, there)
         self._sock.sendto(head + asked + _NO_COOKIE, (0, 0))
         while True:
             answer = self._sock.recv(4096, socket.MSG_DONTWAIT)  # it is there already
-            _, kind, _, number, _ = _HEADER.unpack_from(answer)
+            _, answered, _, number, _ = _HEADER.unpack_from(answer)
             if number == self._number:
                 break
-        if kind != _SOCK_DIAG_BY_FAMILY:
+        if answered != kind:
             return None
         return _ANSWER.unpack_from(answer, _HEADER.size)
 

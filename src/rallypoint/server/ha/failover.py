@@ -29,11 +29,13 @@ from rallypoint.errors import (
     JournalError,
     JournalLostError,
 )
+from rallypoint.net import protocol as p
 from rallypoint.net.addresses import local_address
 from rallypoint.net.endpoints import join_endpoint, parse_endpoints
+from rallypoint.net.tokens import Rights
 from rallypoint.rendezvous import defaults
+from rallypoint.server.connection import Connection
 from rallypoint.server.ha.leadership import RENEWALS, Leadership, LeaderStatus
-from rallypoint.server.ha.standby import StandbyServer
 from rallypoint.server.journal.contract import Opened
 from rallypoint.server.journal.engine import OFFICE, EngineJournal
 from rallypoint.server.journal.persistence import Persistence
@@ -93,6 +95,60 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
         engine = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]
         host = local_address(parse_endpoints(engine)[0][0])
     return join_endpoint(str(host), port)
+
+
+class StandbyConnection(Connection):
+    """A client's connection to a standby server."""
+
+    def _enter(self, hello: p.Hello, rights: Rights) -> None:
+        server = self.server
+        if isinstance(server, StandbyServer):
+            reason, leader = server.who_leads()
+            self._close(reason, p.frame(p.Goodbye(p.GOODBYE_STANDBY, reason, leader)))
+
+
+class StandbyServer(Server):
+    """A standby: it does the handshake, names the leader, and knows no run.
+
+    Both sides prove their token before that: nobody else learns where the leader is, or can
+    send a client elsewhere.
+
+    Args:
+        options, sockets: see `Server`.
+        where: the database, for people.
+        leader_status: returns what is known of the leader.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        sockets: list[socket.socket],
+        where: str,
+        leader_status: Callable[[], LeaderStatus],
+    ) -> None:
+        super().__init__(options, sockets)
+        self._state = where
+        self._leader_status = leader_status
+        self.leads = False
+        self.look()
+
+    def new_connection(self) -> Connection:
+        return StandbyConnection(self)
+
+    def look(self) -> None:
+        """Update `role` to what is known now."""
+        self.role = self.who_leads()[0]
+
+    def who_leads(self) -> tuple[str, str]:
+        """Return who leads: in words, and as HOST:PORT ("" if that is not known)."""
+        status = self._leader_status()
+        if status.term is not None:
+            return f"takes over, in epoch {status.term.epoch}; it is reading {self._state}", ""
+        if status.leader is not None:
+            where = status.leader.leader.where
+            return f"stands by; {where} leads, in epoch {status.leader.epoch}", where
+        trouble = f" ({status.trouble})" if status.trouble else ""
+        return f"stands by; nobody is known to lead{trouble}", ""
 
 
 class Failover:
