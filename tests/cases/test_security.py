@@ -205,7 +205,7 @@ def test_token_rotation_disturbs_nobody(
         TCPStore("127.0.0.1", server.port, run="run", token=token, timeout=5)
         for token in ("old-secret", "new-secret")
     ]
-    links = [store._link for store in both]
+    links = [store._connection for store in both]
     for token in ("new-secret", "old-secret", "unknown\nnew-secret"):
         TCPStore("127.0.0.1", server.port, run="run", token=token, timeout=5).close()
     path.write_text("new-secret\n")
@@ -220,7 +220,7 @@ def test_token_rotation_disturbs_nobody(
     with pytest.raises(AuthenticationError, match="does not know this client's token"):
         both[0].set("key", b"x")
     both[1].set("key", b"x")
-    assert both[1]._link is links[1]
+    assert both[1]._connection is links[1]
     for store in both:
         store.close()
     assert [handler.view() for handler in handlers] == before

@@ -91,7 +91,7 @@ def _send_half(port: int) -> None:
         contextlib.suppress(OSError, StoreError),  # delayed or disconnected
         TCPStore(LOOPBACK, port, timeout=30.0, run="halves") as store,
     ):
-        sock = store._link.sock
+        sock = store._connection.sock
         sock.settimeout(_TAKES_SECONDS)
         sock.sendall(_WHOLE_BYTES.to_bytes(4, "big") + bytes(_PART_BYTES))
         time.sleep(_TAKES_SECONDS)

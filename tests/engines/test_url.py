@@ -1,9 +1,12 @@
 """URLs of engines: what they say, what the environment adds, and what nobody may see."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from rallypoint.engines import url as url_module
 from rallypoint.engines.url import EngineAddress, parse_engine_url, redacted, with_timeout
 from rallypoint.errors import ParameterError
 
@@ -110,3 +113,41 @@ def test_tls_files_are_named(tmp_path: Path) -> None:
 )
 def test_a_timeout_can_be_capped(url: str, wanted: str) -> None:
     assert with_timeout(url, default=2.0, most=3.0) == wanted
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "etcds", "redis", "rediss"])
+def test_by_scheme(scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:1/x"
+    assert url_module.is_engine_url(url)
+    with url_module.open_engine_store(url, 5) as store:
+        assert store.timeout.total_seconds() == 5
+        assert repr(store) == f"{scheme.rstrip('s').capitalize()}Store({url!r})".replace(
+            "RediStore", "RedisStore"
+        )
+    engine = url_module.open_engine(url)
+    assert engine.where == url
+    engine.close()
+
+
+def test_endpoints() -> None:
+    assert url_module.engine_url("etcd", "h1:1,h2:2") == "etcd://h1:1,h2:2"
+    assert url_module.engine_url("etcd", "etcds://h") == "etcds://h"
+    assert url_module.is_engine("redis")
+    assert not url_module.is_engine("core")
+    assert not url_module.is_engine_url("etcd")
+    with pytest.raises(ParameterError, match=r"'tcp://\*\*\*@h': no engine's URL; known are etcd"):
+        url_module.open_engine("tcp://u:hidden@h")
+
+
+@pytest.mark.parametrize(("extra", "library"), [("etcd", "urllib3"), ("redis", "redis")])
+def test_missing_extra_is_named(extra: str, library: str) -> None:
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from rallypoint import RendezvousParameters, create_handler, ParameterError\n"
+        f"try: create_handler(RendezvousParameters({extra!r}, 'h:1', 'run'))\n"
+        "except ParameterError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert f"pip install 'rallypoint[{extra}]'" in done.stdout

@@ -19,7 +19,7 @@ from tests.server.in_turn import InTurn
 
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Commit, Engine, Entry
-from rallypoint.engines.registry import open_engine
+from rallypoint.engines.url import open_engine
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.journal.engine import LOG
 from rallypoint.server.options import Options

@@ -207,7 +207,7 @@ def test_arriving_limit(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
         stuck = [TCPStore("127.0.0.1", server.port, timeout=30) for _ in range(3)]
         for each in stuck:
             each.set("a", b"b")
-            sock = each._link.sock
+            sock = each._connection.sock
             sock.sendall(struct.pack(">I", 3 << 20) + bytes(LONG_BYTES))
         store.set("long", bytes(2 << 20))  # after those that are cut off for it
         assert store.add("short", 1) == 1

@@ -18,8 +18,10 @@ from rallypoint.errors import (
     AuthenticationError,
     ParameterError,
     StoreConnectionError,
+    StoreError,
     StoreLimitError,
     StoreTimeoutError,
+    StoreValueError,
 )
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import ConnectionConfig
@@ -30,7 +32,7 @@ from rallypoint.server.options import Options
 from rallypoint.store import tcp as module
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
-from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tcp import ANSWER_MARGIN_SECONDS, LazyStore, PendingCall, TCPStore
 from rallypoint.testing.backend_suite import BackendSuite
 from rallypoint.testing.proxy import Proxy
 from rallypoint.testing.store_handles import PATIENCE_SECONDS, after_a_moment, in_thread
@@ -398,3 +400,123 @@ def test_a_list_of_servers(port: int, server: EmbeddedServer) -> None:
         assert store.add("n", 1) == 1
         with store.clone() as twin:
             assert twin.add("n", 1) == 2
+
+
+# -- a pending call ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (p.FAIL_TIMEOUT, StoreTimeoutError),
+        (p.FAIL_VALUE, StoreValueError),
+        (p.FAIL_LIMIT, StoreLimitError),
+        (p.FAIL_DENIED, AuthenticationError),
+        ("kind-of-a-newer-server", StoreError),
+    ],
+)
+def test_failures_are_errors_of_their_kind(code: str, kind: type[Exception]) -> None:
+    call = PendingCall(p.Peek("key"), 1.0)
+    call.answer = p.Failure(1, code, "so it is")
+    error = call.error("host:1")
+    assert (type(error), str(error)) == (kind, "so it is")
+
+
+def test_a_call_waits_for_its_timeout_and_a_margin() -> None:
+    call = PendingCall(p.Get("key", 1.0), 60.0)
+    assert not call.expired()
+    assert 50.0 < call.remaining() <= 60.0 + ANSWER_MARGIN_SECONDS
+    late = PendingCall(p.Peek("key"), -ANSWER_MARGIN_SECONDS)
+    assert late.expired()
+    assert late.remaining() == 0.0
+
+
+def test_a_failure_is_the_error_of_its_call() -> None:
+    call = PendingCall(p.Peek("key"), 1.0)
+    call.answer = p.Failure(1, p.FAIL_LIMIT, "too much")
+    assert isinstance(call.error("host:1"), StoreLimitError)
+    call.answer = gone = StoreConnectionError("gone")
+    assert call.error("host:1") is gone
+
+
+def test_the_error_of_an_unanswered_call_names_server_call_and_timeout() -> None:
+    error = PendingCall(p.Peek("key"), 2.5).error("host:1")
+    assert isinstance(error, StoreTimeoutError)
+    assert str(error) == (
+        "the server at host:1 did not answer Peek within timeout=2.5 s and 10 s more"
+    )
+
+
+def test_the_error_of_a_call_in_doubt_says_what_is_unknown() -> None:
+    error = PendingCall(p.Add("key", 1), 1.0).in_doubt("host:1", StoreConnectionError("it broke"))
+    for part in ("it broke", "host:1", "whether Add took effect"):
+        assert part in str(error)
+    with pytest.raises(StoreConnectionError):
+        raise error
+
+
+# -- a store that connects at its first call ---------------------------------------------
+
+
+@pytest.fixture
+def master() -> Iterator[TCPStore]:
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    yield store
+    store.close()
+
+
+class Opener:
+    """Counts how often the store is made."""
+
+    def __init__(self, master: TCPStore) -> None:
+        self.master, self.times, self.broken = master, 0, False
+
+    def __call__(self) -> TCPStore:
+        self.times += 1
+        if self.broken:
+            raise StoreConnectionError("not now")
+        return self.master.clone()
+
+
+def test_a_lazy_store_connects_at_its_first_call(master: TCPStore) -> None:
+    opener = Opener(master)
+    store = LazyStore(opener, master.master_addr_port)
+    assert store.master_addr_port == master.master_addr_port
+    assert opener.times == 0
+    store.set("a", b"1")
+    assert store.get("a") == b"1"
+    assert opener.times == 1
+    store.close()
+
+
+def test_after_a_failed_connect_the_next_call_tries_again(master: TCPStore) -> None:
+    opener = Opener(master)
+    store = LazyStore(opener, master.master_addr_port)
+    opener.broken = True
+    with pytest.raises(StoreConnectionError, match="not now"):
+        store.set("a", b"1")
+    opener.broken = False
+    store.set("a", b"1")
+    assert opener.times == 2
+    store.close()
+
+
+def test_a_closed_lazy_store_refuses_calls(master: TCPStore) -> None:
+    opener = Opener(master)
+    store = LazyStore(opener, master.master_addr_port)
+    store.close()
+    assert opener.times == 0
+    with pytest.raises(StoreConnectionError, match="closed"):
+        store.set("a", b"1")
+
+
+class TestLazyStore(StoreSuite):
+    """A store that connects at its first call."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, master: TCPStore) -> None:
+        self._master = master
+
+    def make_store(self) -> LazyStore:
+        """Return a fresh handle on the same fresh data."""
+        return LazyStore(self._master.clone, self._master.master_addr_port)

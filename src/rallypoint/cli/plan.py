@@ -20,8 +20,7 @@ from rallypoint.agent.output import STDERR, STDOUT, OutputPlan, parse_choice
 from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.cli import option_checks
 from rallypoint.cli.options import timing_rows
-from rallypoint.engines.registry import engine_url, is_engine
-from rallypoint.engines.url import HIDDEN, redacted
+from rallypoint.engines.url import HIDDEN, engine_url, is_engine, redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.addresses import LOOPBACK, free_port
 from rallypoint.net.endpoints import join_endpoint, parse_endpoints

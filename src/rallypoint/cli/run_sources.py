@@ -12,8 +12,7 @@ from pathlib import Path
 from rallypoint.core.advance import timers
 from rallypoint.core.state import PLACES, NodeId, RunState, decode_state
 from rallypoint.deadline import Deadline
-from rallypoint.engines.registry import engine_url, is_engine, open_engine
-from rallypoint.engines.url import redacted
+from rallypoint.engines.url import engine_url, is_engine, open_engine, redacted
 from rallypoint.errors import ParameterError, RendezvousConnectionError, StoreError
 from rallypoint.net.connection import ConnectionConfig
 from rallypoint.net.endpoints import parse_endpoints

@@ -15,8 +15,7 @@ import click
 from click.core import ParameterSource
 
 from rallypoint.cli.options import Seconds, together
-from rallypoint.engines.registry import is_engine_url, open_engine
-from rallypoint.engines.url import redacted
+from rallypoint.engines.url import is_engine_url, open_engine, redacted
 from rallypoint.errors import ParameterError
 from rallypoint.net.endpoints import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.net.listener import is_loopback

@@ -12,7 +12,7 @@ import click
 
 from rallypoint.agent.workers.process_tree import MARK
 from rallypoint.cli import COMMANDS, main
-from rallypoint.engines.registry import ENGINES
+from rallypoint.engines.url import ENGINES
 from rallypoint.net.tls import PREFIX as TLS
 from rallypoint.net.token_sources import FILE_VARIABLE, TOKEN_VARIABLE
 from rallypoint.rendezvous import defaults

@@ -22,8 +22,7 @@ from rallypoint.doctor.examination import ports
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.engines.contract import Engine
-from rallypoint.engines.registry import engine_url, is_engine, open_engine
-from rallypoint.engines.url import redacted
+from rallypoint.engines.url import engine_url, is_engine, open_engine, redacted
 from rallypoint.errors import (
     AuthenticationError,
     ParameterError,

@@ -1,4 +1,4 @@
-"""Where an engine is and how to prove oneself to it: URL and environment.
+"""Engines by URL: which kind, where it is, and with which credentials.
 
     etcds://user:password@h1:2379,h2:2379/prefix?ca=/etc/ssl/etcd-ca.pem
     redis://h1:6379/prefix?db=1
@@ -6,20 +6,28 @@
 The scheme with an s at its end speaks TLS. User, password and files may come from the
 environment instead, which other users of the machine cannot read in a process list:
 `RALLYPOINT_ETCD_USER`, `_PASSWORD`, `_PASSWORD_FILE`, `_CA`, `_CERT`, `_KEY` (or
-`RALLYPOINT_REDIS_...`); what the URL says is stronger. A password is part of no text that
-is made here: neither of errors nor of `repr`.
+`RALLYPOINT_REDIS_...`); the URL takes precedence. No error text and no `repr`
+contains a password.
+
+The client library of an engine is imported when the engine is opened.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from rallypoint.errors import ParameterError
+from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     import ssl
+
+    from rallypoint.engines.contract import Engine
+    from rallypoint.engines.store import EngineStore
 
 HIDDEN = "***"
 DEFAULT_PREFIX = "rallypoint"
@@ -186,3 +194,48 @@ def _wrong(url: str, scheme: str, what: str) -> ParameterError:
         f"{redacted(url)!r}: {what}; allowed is "
         f"{scheme}[s]://[user:password@]HOST[:PORT][,HOST...][/PREFIX][?OPTION=VALUE&...]"
     )
+
+
+ENGINES = {
+    "etcd": ("rallypoint.engines.etcd.engine", "EtcdEngine", "EtcdStore"),
+    "redis": ("rallypoint.engines.redis.engine", "RedisEngine", "RedisStore"),
+}
+_SCHEMES = {scheme: name for name in ENGINES for scheme in (name, f"{name}s")}
+
+
+def is_engine_url(url: str) -> bool:
+    """Return whether a URL is that of an engine."""
+    return url.partition("://")[0] in _SCHEMES and "://" in url
+
+
+def engine_url(name: str, endpoint: str) -> str:
+    """Return the URL of an endpoint of the engine `name`, which may be one already."""
+    return endpoint if "://" in endpoint else f"{name}://{endpoint}"
+
+
+def is_engine(name: str) -> bool:
+    """Return whether there is an engine of that name."""
+    return name in ENGINES
+
+
+def open_engine(url: str) -> "Engine":
+    """Return the engine of a URL (ParameterError: a wrong URL, or its extra is not installed)."""
+    module, name, _ = _of(url)
+    make: Callable[[str], Engine] = getattr(import_module(module), name)
+    return make(url)
+
+
+def open_engine_store(
+    url: str, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS
+) -> "EngineStore":
+    """Return a store on an engine (ParameterError as `open_engine`)."""
+    module, _, name = _of(url)
+    make: Callable[[str, float | timedelta], EngineStore] = getattr(import_module(module), name)
+    return make(url, timeout)
+
+
+def _of(url: str) -> tuple[str, str, str]:
+    if not is_engine_url(url):
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise ParameterError(f"{redacted(url)!r}: no engine's URL; known are {known}")
+    return ENGINES[_SCHEMES[url.partition("://")[0]]]

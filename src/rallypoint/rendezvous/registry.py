@@ -152,7 +152,7 @@ def _file(params: RendezvousParameters) -> RendezvousHandler:
 
 def _engine(params: RendezvousParameters) -> RendezvousHandler:
     """`endpoint` is `host:port`, several with commas, or a whole URL."""
-    from rallypoint.engines.registry import engine_url, open_engine_store
+    from rallypoint.engines.url import engine_url, open_engine_store
     from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
 
     store = open_engine_store(engine_url(params.backend, params.endpoint))

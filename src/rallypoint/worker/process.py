@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from rallypoint.engines.registry import is_engine_url, open_engine_store
+from rallypoint.engines.url import is_engine_url, open_engine_store
 from rallypoint.errors import ParameterError
 from rallypoint.store.api import Store, Value
 from rallypoint.store.prefix import PrefixStore

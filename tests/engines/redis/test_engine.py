@@ -119,7 +119,7 @@ def test_versions_grow_despite_a_lost_counter(own_server: RedisServer, prefix: s
     """A server that takes over may have missed writes; their versions do not come again."""
     engine, limit = RedisEngine(own_server.url(prefix)), Deadline(20)
     first = engine.commit({"a": None}, {"a": b"1"}, limit)
-    engine._link.client.flushall()  # the server has forgotten everything
+    engine._redis.client.flushall()  # the server has forgotten everything
     second = engine.commit({"a": None}, {"a": b"2"}, limit)
     assert second.version > first.version
 
@@ -249,7 +249,7 @@ def test_full(own_server: RedisServer, prefix: str) -> None:
     with pytest.raises(StoreLimitError, match="maxmemory"):
         fill(store, 1 << 20)
     assert store.get("kept") == b"x"
-    control = store.engine._link.client  # type: ignore[attr-defined]
+    control = store.engine._redis.client  # type: ignore[attr-defined]
     control.config_set("maxmemory", "1mb")
     with pytest.raises(StoreLimitError):
         store.set("kept", b"y")
@@ -283,6 +283,6 @@ def test_several_hosts_are_refused() -> None:
 
 def test_foreign_value_is_refused(redis_server: RedisServer, prefix: str) -> None:
     store = RedisStore(redis_server.url(prefix))
-    store.engine._link.client.set(f"{{{prefix}}}:data/k/x", b"foreign")  # type: ignore[attr-defined]
+    store.engine._redis.client.set(f"{{{prefix}}}:data/k/x", b"foreign")  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="WRONGTYPE"):
         store.get("x")

@@ -61,7 +61,7 @@ _PASSING = (
 )
 
 
-class Link:
+class RedisClient:
     """A client of one server. Thread-safe.
 
     Args:
@@ -175,4 +175,4 @@ def _pause(failures: int, deadline: Deadline) -> None:
     threading.Event().wait(deadline.capped(pause))
 
 
-__all__ = ["NOTE", "Link", "exceptions"]
+__all__ = ["NOTE", "RedisClient", "exceptions"]

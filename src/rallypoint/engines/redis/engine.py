@@ -28,7 +28,7 @@ from rallypoint.engines.contract import (
     check_commit,
     version_of,
 )
-from rallypoint.engines.redis.client import Link, exceptions
+from rallypoint.engines.redis.client import RedisClient, exceptions
 from rallypoint.engines.redis.scripts import COMMIT, RENEW
 from rallypoint.engines.store import EngineStore
 from rallypoint.engines.url import EngineAddress, parse_engine_url
@@ -57,10 +57,10 @@ class RedisEngine(Engine):
         self.address = url
         self.where = str(url)
         self.hosts = url.hosts
-        self._link = Link(url)
+        self._redis = RedisClient(url)
         self._tag = f"{{{url.prefix}}}"
-        self._commit_script = self._link.client.register_script(COMMIT)
-        self._renew_script = self._link.client.register_script(RENEW)
+        self._commit_script = self._redis.client.register_script(COMMIT)
+        self._renew_script = self._redis.client.register_script(RENEW)
         self._lock = threading.Lock()
         self._client = uuid.uuid4().hex
         self._receipts: list[str] = []  # keys of receipts not in use
@@ -76,7 +76,7 @@ class RedisEngine(Engine):
 
     def about(self, deadline: Deadline) -> str:
         """Return the server's version and role, and whether its data outlives a restart."""
-        info: Any = self._link.call(lambda client: client.info(), deadline)
+        info: Any = self._redis.call(lambda client: client.info(), deadline)
         name = "valkey" if "valkey_version" in info else "redis"
         kept = "" if info.get("aof_enabled") else ", no append-only file: a restart forgets runs"
         version = info.get(f"{name}_version", "?")
@@ -84,7 +84,7 @@ class RedisEngine(Engine):
 
     def close(self) -> None:
         """Release the connections."""
-        self._link.close()
+        self._redis.close()
 
     def _key(self, key: str) -> str:
         return f"{self._tag}:data/{key}"
@@ -103,21 +103,21 @@ class RedisEngine(Engine):
                 found: list[list[bytes | None]] = pipe.execute()
                 return found
 
-        found = self._link.call(get, deadline)
+        found = self._redis.call(get, deadline)
         self._note()
         return _entries(keys, [each for pair in found for each in pair])
 
     def _note(self) -> None:
         if not self._noted:
             self._noted = True
-            self._link.note()
+            self._redis.note()
 
     def scan(self, prefix: str, deadline: Deadline) -> list[str]:
         """Return the keys that begin with `prefix`, sorted; none that expire."""
         low = b"[" + prefix.encode()
         high = b"[" + prefix.encode() + b"\xff"  # no UTF-8 text has this byte
         index = f"{self._tag}:index"
-        found: Any = self._link.call(lambda client: client.zrangebylex(index, low, high), deadline)
+        found: Any = self._redis.call(lambda client: client.zrangebylex(index, low, high), deadline)
         return sorted(name.decode() for name in found)
 
     # -- writing --------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class RedisEngine(Engine):
         with self._receipt() as receipt:
             own = (f"{self._tag}:version", f"{self._tag}:index", receipt)
             keys = [*own, *map(self._key, expected)]
-            done, *found = self._link.call(
+            done, *found = self._redis.call(
                 lambda client: self._commit_script(keys, arguments, client), deadline
             )
         self._note()
@@ -166,7 +166,7 @@ class RedisEngine(Engine):
         """Let an expiring entry live for `seconds` from now; its version stays."""
         arguments = [seen.version, math.ceil(seconds * 1000)]
         return bool(
-            self._link.call(
+            self._redis.call(
                 lambda client: self._renew_script([self._key(key)], arguments, client), deadline
             )
         )
@@ -188,7 +188,7 @@ class RedisEngine(Engine):
     def _listen(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
         """Wait for a message, `LOOK_SECONDS` at most."""
         look = Deadline(deadline.capped(LOOK_SECONDS))
-        client: Any = self._link.client
+        client: Any = self._redis.client
         with client.pubsub() as channel:
             channel.subscribe(self._key(key))
             while True:
@@ -205,7 +205,7 @@ class RedisEngine(Engine):
 
     def _until_expiry(self, key: str, look: Deadline, deadline: Deadline) -> Deadline:
         """Return when to look again: soon after the entry expires, if it does."""
-        milliseconds: Any = self._link.call(lambda client: client.pttl(self._key(key)), deadline)
+        milliseconds: Any = self._redis.call(lambda client: client.pttl(self._key(key)), deadline)
         if milliseconds < 0:
             return look
         return Deadline(look.capped(milliseconds / 1000 + _AGAIN_SECONDS))

@@ -34,8 +34,7 @@ from rallypoint.rendezvous.reports.status import ServerStatus
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store
-from rallypoint.store.lazy import LazyStore
-from rallypoint.store.tcp import TCPStore
+from rallypoint.store.tcp import LazyStore, TCPStore
 from rallypoint.wallclock import now_text
 
 logger = logging.getLogger("rallypoint")

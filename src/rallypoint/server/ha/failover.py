@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election, Leader, Term
-from rallypoint.engines.registry import open_engine
-from rallypoint.engines.url import with_timeout
+from rallypoint.engines.url import open_engine, with_timeout
 from rallypoint.errors import (
     JournalCorruptError,
     JournalError,

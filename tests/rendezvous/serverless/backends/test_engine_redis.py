@@ -56,7 +56,7 @@ def test_an_outage_leaves_a_round_alone() -> None:
 
 def test_a_full_engine_leaves_a_round_alone() -> None:
     server = RedisServer()
-    control = RedisEngine("redis://127.0.0.1:" + str(server.port))._link.client
+    control = RedisEngine("redis://127.0.0.1:" + str(server.port))._redis.client
     try:
         server.start()
         cases.an_outage_leaves_a_round_alone(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine, Entry
-from rallypoint.engines.registry import engine_url, open_engine
+from rallypoint.engines.url import engine_url, open_engine
 from rallypoint.errors import (
     AuthenticationError,
     RendezvousConnectionError,
