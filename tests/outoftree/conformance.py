@@ -56,7 +56,7 @@ class TestSqliteBackend(BackendSuite):
         return EngineRendezvousBackend(backend.engine.clone(), "run")
 
 
-def test_it_is_found_by_its_entry_point(tmp_path: Path) -> None:
+def test_plugin_is_found_by_its_entry_point(tmp_path: Path) -> None:
     (entry,) = entry_points(group=ENTRY_POINT_GROUP, name="sqlite")
     assert entry.load() is create_handler
     assert "sqlite" in get_registry().names()

@@ -32,7 +32,7 @@ def install(target: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_package_out_of_tree(tmp_path: Path) -> None:
+def test_external_package(tmp_path: Path) -> None:
     install(tmp_path)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(

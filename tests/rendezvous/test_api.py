@@ -81,7 +81,7 @@ def test_rank_0_publishes_and_the_others_read() -> None:
     assert store.num_keys() == 1  # one record: no reader sees a half of it
 
 
-def test_the_endpoint_of_the_store_is_taken() -> None:
+def test_endpoint_of_the_store_is_used() -> None:
     assert RendezvousStoreInfo.build(0, Listening()) == RendezvousStoreInfo("10.0.0.1", 4000)
     assert RendezvousStoreInfo.build(0, Listening(), "b").addr == "b"
     given = RendezvousStoreInfo.build(0, Listening(), "b", 5)
@@ -101,18 +101,18 @@ def test_store_endpoints() -> None:
 
 
 @pytest.mark.cases("case-A2")
-def test_without_address_it_is_this_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_address_is_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getfqdn", lambda *_: "nope.invalid")
     monkeypatch.setattr(api, "local_address", lambda: "127.0.0.1")
     assert RendezvousStoreInfo.build(0, MemoryStore()).addr == "127.0.0.1"
 
 
-def test_a_missing_rank_0_is_named() -> None:
+def test_missing_rank_0_is_named() -> None:
     with pytest.raises(RendezvousTimeoutError, match=r"rank 2 waited 0.05 s for rank 0"):
         RendezvousStoreInfo.build(2, MemoryStore(), timeout=0.05)
 
 
-def test_a_store_out_of_reach() -> None:
+def test_unreachable_store() -> None:
     for rank in (0, 1):
         with pytest.raises(RendezvousConnectionError, match="nobody answers"):
             RendezvousStoreInfo.build(rank, Broken(), "127.0.0.1")
@@ -125,7 +125,7 @@ def test_a_foreign_record() -> None:
         RendezvousStoreInfo.build(1, store)
 
 
-def test_a_negative_rank() -> None:
+def test_negative_rank_is_refused() -> None:
     with pytest.raises(ParameterError, match="rank=-1"):
         RendezvousStoreInfo.build(-1, MemoryStore())
 
@@ -140,7 +140,7 @@ def test_info_positional() -> None:
     assert "rank=1" in repr(info)
 
 
-def test_participants_are_fetched_once_and_only_when_asked_for() -> None:
+def test_participants_are_fetched_once_on_demand() -> None:
     calls: list[str] = []
 
     def fetch() -> list[str]:

@@ -126,7 +126,7 @@ def soon() -> Deadline:
 # -- joining ------------------------------------------------------------------------------
 
 
-def test_a_join_returns_what_all_have_agreed_on(place: Place) -> None:
+def test_join_returns_the_agreed_round(place: Place) -> None:
     one, two = place.node(), place.node()
     seats = meet(one, two)
     assert sorted(seat.rank for seat in seats) == [0, 1]
@@ -137,7 +137,7 @@ def test_a_join_returns_what_all_have_agreed_on(place: Place) -> None:
     assert [node.id for node in members].index("n0") == seats[0].rank
 
 
-def test_a_join_blocks_at_most_its_deadline_and_has_withdrawn(place: Place) -> None:
+def test_join_ends_at_its_deadline_and_withdraws(place: Place) -> None:
     one = place.node()
     with pytest.raises(
         RendezvousTimeoutError,
@@ -154,7 +154,7 @@ def test_other_bounds_are_refused(place: Place) -> None:
         join(place.node(), "n9", 3)
 
 
-def test_who_is_not_needed_goes_home(place: Place) -> None:
+def test_unneeded_node_ends(place: Place) -> None:
     one, spare = place.node(), place.node()
     (seat,) = meet(one)
     assert seat.size == 1
@@ -165,7 +165,7 @@ def test_who_is_not_needed_goes_home(place: Place) -> None:
         waiting.result(LIMIT_SECONDS)
 
 
-def test_after_a_close_nobody_joins_unless_anew(place: Place) -> None:
+def test_closed_run_accepts_only_a_new_incarnation(place: Place) -> None:
     one, two = place.node(), place.node()
     meet(one)
     two.close("the data is wrong", soon())
@@ -177,7 +177,7 @@ def test_after_a_close_nobody_joins_unless_anew(place: Place) -> None:
     assert join(two, "n1", 1, anew=True).incarnation == 2
 
 
-def test_who_was_put_out_must_come_with_leave_to(place: Place) -> None:
+def test_excluded_node_needs_admit_to_rejoin(place: Place) -> None:
     one, two = place.node(), place.node()
     meet(one, two)
     two.order(Exclude(Aspect.NODE, "n0", "bad memory", "alice"), soon())
@@ -212,7 +212,7 @@ def test_each_change_of_the_view_calls_the_watchers_from_another_thread(place: P
     assert seen.empty()
 
 
-def test_a_watcher_that_fails_harms_nobody_else(place: Place) -> None:
+def test_failing_watcher_affects_no_other(place: Place) -> None:
     one, two = place.node(), place.node()
     meet(one, two)
 
@@ -225,7 +225,7 @@ def test_a_watcher_that_fails_harms_nobody_else(place: Place) -> None:
     assert one.report(soon()).round == 2
 
 
-def test_a_failed_worker_ends_the_round_for_all(place: Place) -> None:
+def test_failed_worker_ends_the_round_for_all(place: Place) -> None:
     one, two = place.node(), place.node()
     first = meet(one, two)
     one.fail(a_failure("n0", 7), soon())
@@ -236,7 +236,7 @@ def test_a_failed_worker_ends_the_round_for_all(place: Place) -> None:
     assert [seat.round for seat in again] == [first[0].round + 1] * 2
 
 
-def test_nodes_that_wait_are_counted_until_they_are_let_in(place: Place) -> None:
+def test_waiting_nodes_are_counted_until_admitted(place: Place) -> None:
     one, two = place.node(), place.node()
     bounds: dict[str, Any] = {"nodes": 1, "most": 2, "last_call_seconds": 0.05}
     join(one, "n0", **bounds)
@@ -249,7 +249,7 @@ def test_nodes_that_wait_are_counted_until_they_are_let_in(place: Place) -> None
     assert waiting.result(LIMIT_SECONDS).round == 2
 
 
-def test_a_failure_of_the_thread_is_in_the_view_and_raised_by_the_next_call(place: Place) -> None:
+def test_thread_failure_is_in_the_view_and_raised_by_the_next_call(place: Place) -> None:
     one, two = place.node(), place.node()
     meet(one, two)
     place.break_thread_of(one)
@@ -263,7 +263,7 @@ def test_a_failure_of_the_thread_is_in_the_view_and_raised_by_the_next_call(plac
 # -- requests -----------------------------------------------------------------------------
 
 
-def test_what_needs_a_seat_says_so(place: Place) -> None:
+def test_call_without_a_seat_error_says_so(place: Place) -> None:
     one = place.node()
     one.leave("never mind", soon())  # nothing happens
     one.heartbeat()
@@ -275,7 +275,7 @@ def test_what_needs_a_seat_says_so(place: Place) -> None:
         one.notice("why", None, soon())
 
 
-def test_a_report_says_what_the_run_is_doing(place: Place) -> None:
+def test_report_describes_the_run(place: Place) -> None:
     looker = place.node()
     assert looker.report(soon()).settings is None
     meet(place.node(), place.node())
@@ -296,14 +296,14 @@ def test_all_calls_may_come_from_any_thread(place: Place) -> None:
     assert one.view().error is None
 
 
-def test_the_store_is_one_for_all_members(place: Place) -> None:
+def test_members_share_one_store(place: Place) -> None:
     one, two = place.node(), place.node()
     one.store().set("key", b"value")
     assert two.store().get("key", 5) == b"value"
     assert one.local_address(soon())
 
 
-def test_a_shutdown_leaves_and_ends_a_join(place: Place) -> None:
+def test_shutdown_leaves_and_ends_a_join(place: Place) -> None:
     one, two, alone = place.node(), place.node(), place.node()
     meet(one, two)
     two.shutdown(soon())

@@ -40,7 +40,7 @@ def test_names_flags_and_variables_are_unique() -> None:
         assert len(set(values)) == len(values), column
 
 
-def test_every_row_says_what_it_means() -> None:
+def test_every_setting_has_a_meaning() -> None:
     for row in defaults.DEFAULTS:
         assert row.meaning.endswith(".")
         assert bool(row.flag) == bool(row.env)

@@ -130,7 +130,7 @@ def make(
     return DynamicRendezvousHandler(coordinator, settings, **more), coordinator
 
 
-def test_a_proposed_port_is_held_until_it_is_for_the_workers() -> None:
+def test_proposed_port_is_held_until_workers_start() -> None:
     handler, coordinator = make()
     ports = []
     for rank in (1, 2, 0, 0, 1):
@@ -147,7 +147,7 @@ def test_a_proposed_port_is_held_until_it_is_for_the_workers() -> None:
     bind(ports[-1])
 
 
-def test_a_port_is_not_held_by_who_is_not_in_the_run() -> None:
+def test_port_is_not_held_outside_the_run() -> None:
     handler, coordinator = make(None, RendezvousTimeoutError("nobody came"), None)
     handler.next_rendezvous()
     with pytest.raises(RendezvousTimeoutError):
@@ -163,7 +163,7 @@ def bind(port: int) -> None:
         workers.bind(("127.0.0.1", port))
 
 
-def test_the_info_is_the_assignment() -> None:
+def test_info_matches_the_assignment() -> None:
     handler, coordinator = make()
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (1, 3)
@@ -176,13 +176,13 @@ def test_the_info_is_the_assignment() -> None:
     assert coordinator.shared.list() == ["round/1.1/k"]
 
 
-def test_each_round_has_a_store_of_its_own() -> None:
+def test_each_round_has_its_own_store() -> None:
     handler, _ = make()
     handler.next_rendezvous().store.set("k", b"v")
     assert handler.next_rendezvous().store.get_nowait("k") is None
 
 
-def test_participants_are_fetched_when_asked_for() -> None:
+def test_participants_are_fetched_on_demand() -> None:
     handler, coordinator = make()
     info = handler.next_rendezvous()
     assert coordinator.calls == []
@@ -190,7 +190,7 @@ def test_participants_are_fetched_when_asked_for() -> None:
     assert [node.id for node in info.wait_list] == ["waiting"]
 
 
-def test_what_a_node_says_of_itself() -> None:
+def test_node_description() -> None:
     handler, coordinator = make(
         local_addr="10.9.9.9",
         node_rank=2,
@@ -210,7 +210,7 @@ def test_what_a_node_says_of_itself() -> None:
 
 
 @pytest.mark.cases("case-C6")
-def test_a_port_is_proposed_afresh_under_the_same_id() -> None:
+def test_new_port_is_proposed_under_the_same_id() -> None:
     handler, coordinator = make()
     coordinator.rank = 0
     for _ in range(5):
@@ -221,11 +221,11 @@ def test_a_port_is_proposed_afresh_under_the_same_id() -> None:
 
 
 @pytest.mark.cases("case-A8")
-def test_two_handlers_of_a_process_are_two_nodes() -> None:
+def test_two_handlers_in_a_process_are_two_nodes() -> None:
     assert make()[0].node_id != make()[0].node_id
 
 
-def test_why_it_joins_again() -> None:
+def test_reasons_to_join_again() -> None:
     handler, coordinator = make()
     handler.next_rendezvous()
     coordinator.tell(waiting=2)
@@ -237,14 +237,14 @@ def test_why_it_joins_again() -> None:
     assert whys == ["", "2 nodes wait", "host9 was lost", "a worker failed"]
 
 
-def test_a_new_incarnation_is_asked_for_once() -> None:
+def test_new_incarnation_is_requested_once() -> None:
     handler, coordinator = make(new_incarnation=True)
     handler.next_rendezvous()
     handler.next_rendezvous()
     assert [join[3] for join in coordinator.joins] == [True, False]
 
 
-def test_a_fenced_node_comes_as_another() -> None:
+def test_fenced_node_joins_under_a_new_id() -> None:
     handler, coordinator = make()
     handler.next_rendezvous()
     coordinator.tell(fenced=FENCED)
@@ -263,7 +263,7 @@ class FencedAtTheDoor(FakeCoordinator):
         return super().join(*arguments)
 
 
-def test_a_member_that_hears_of_its_fencing_only_now() -> None:
+def test_member_learns_late_that_it_is_fenced() -> None:
     refused = RendezvousStateError("fenced")
     coordinator = FencedAtTheDoor(None, refused)
     handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2))
@@ -277,7 +277,7 @@ def test_a_member_that_hears_of_its_fencing_only_now() -> None:
         handler.next_rendezvous()
 
 
-def test_i1_a_newcomer_that_is_replaced_before_its_first_round_gives_in() -> None:
+def test_i1_newcomer_replaced_before_its_first_round_gives_up() -> None:
     coordinator = FencedAtTheDoor(RendezvousStateError("replaced"))
     coordinator.how = REPLACED
     handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2), slot="pod-1")
@@ -286,7 +286,7 @@ def test_i1_a_newcomer_that_is_replaced_before_its_first_round_gives_in() -> Non
     assert len(coordinator.joins) == 1
 
 
-def test_i1_a_member_that_was_replaced_does_not_ask_again() -> None:
+def test_i1_replaced_member_does_not_join_again() -> None:
     handler, coordinator = make()
     handler.next_rendezvous()
     coordinator.tell(fenced=REPLACED)
@@ -295,14 +295,14 @@ def test_i1_a_member_that_was_replaced_does_not_ask_again() -> None:
     assert len(coordinator.joins) == 1
 
 
-def test_a_newcomer_that_was_silent_for_too_long_comes_as_another() -> None:
+def test_newcomer_silent_for_too_long_joins_under_a_new_id() -> None:
     coordinator = FencedAtTheDoor(RendezvousStateError("its lease lapsed"))
     handler = DynamicRendezvousHandler(coordinator, RendezvousSettings("run", 1, 2))
     handler.next_rendezvous()
     assert len({join[0].id for join in coordinator.joins}) == 2
 
 
-def test_an_excluded_node_keeps_its_id_and_is_not_tried_again() -> None:
+def test_excluded_node_keeps_its_id_and_does_not_retry() -> None:
     handler, coordinator = make(None, RendezvousStateError("excluded by alice"))
     handler.next_rendezvous()
     coordinator.tell(fenced=Refused(Refusal.EXCLUDED, "by alice"))
@@ -314,14 +314,14 @@ def test_an_excluded_node_keeps_its_id_and_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("left", [25.0, timedelta(seconds=25), None])
-def test_a_notice_is_given_in_seconds(left: float | timedelta | None) -> None:
+def test_notice_is_given_in_seconds(left: float | timedelta | None) -> None:
     handler, coordinator = make()
     handler.notice("spot machine", left)
     (call,) = coordinator.calls
     assert call[:2] == ("notice", ("spot machine", None if left is None else 25.0))
 
 
-def test_another_refusal_is_not_tried_again() -> None:
+def test_other_refusals_are_not_retried() -> None:
     handler, coordinator = make(None, RendezvousStateError("other bounds"))
     handler.next_rendezvous()
     with pytest.raises(RendezvousStateError, match="other bounds"):
@@ -351,7 +351,7 @@ def test_joins_of_two_threads_do_not_mix() -> None:
     assert len(coordinator.joins) == 2
 
 
-def test_a_join_that_another_thread_holds_up_ends_with_its_time() -> None:
+def test_join_blocked_by_another_thread_times_out() -> None:
     handler, _ = make()
     handler._settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(join=0.05))
     with handler._joining, pytest.raises(RendezvousTimeoutError, match="another thread"):
@@ -373,7 +373,7 @@ def test_is_closed_and_waiting_without_a_request() -> None:
     assert coordinator.calls == []
 
 
-def test_a_failure_of_the_coordinator_is_raised() -> None:
+def test_coordinator_failure_is_raised() -> None:
     handler, coordinator = make()
     coordinator.tell(error=ZeroDivisionError("a bug"))
     for call in (handler.is_closed, handler.num_nodes_waiting, handler.view):

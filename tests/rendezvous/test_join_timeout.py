@@ -52,20 +52,20 @@ class Node:
         return step
 
 
-def test_without_an_answer_its_time_ends() -> None:
+def test_request_without_an_answer_times_out() -> None:
     node, changed = Node(View()), threading.Condition()
     with changed:
         assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
 
 
-def test_an_answer_ends_the_wait() -> None:
+def test_answer_ends_the_wait() -> None:
     node = Node(View())
     changed = Scripted(node.seat)
     assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(LONG_SECONDS))
     assert len(changed.limits) == 1
 
 
-def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> None:
+def test_waiting_node_has_its_full_timeout_once_a_round_opens() -> None:
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.tell(View()), lambda: None)
     deadline = Deadline(SHORT_SECONDS)
@@ -78,13 +78,13 @@ def test_a_parked_node_waits_on_and_has_its_whole_time_once_a_round_opens() -> N
     assert SHORT_SECONDS / 2 < again <= SHORT_SECONDS
 
 
-def test_a_parked_node_is_seated_in_the_end() -> None:
+def test_waiting_node_gets_a_seat_eventually() -> None:
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.seat)
     assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
 
 
-def test_while_the_coordinator_is_away_the_time_runs() -> None:
+def test_timeout_runs_while_the_coordinator_is_away() -> None:
     node = Node(View(parked=PARKED.parked, connected=False))
     changed = Scripted(lambda: None)
     assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))

@@ -32,7 +32,7 @@ def test_registers_and_creates() -> None:
     assert registry.names() == ["x"]
 
 
-def test_a_taken_name_is_refused() -> None:
+def test_used_name_is_refused() -> None:
     registry = RendezvousHandlerRegistry(dict)
     registry.register("x", create)
     with pytest.raises(ParameterError, match="backend='x'"):
@@ -41,14 +41,14 @@ def test_a_taken_name_is_refused() -> None:
         registry.register("", create)
 
 
-def test_another_backends_handler_is_refused() -> None:
+def test_handler_of_another_backend_is_refused() -> None:
     registry = RendezvousHandlerRegistry(dict)
     registry.register("y", create)
     with pytest.raises(RendezvousStateError, match="'x'"):
         registry.create_handler(params("y"))
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_unknown_name_error_lists_the_known_ones() -> None:
     registry = RendezvousHandlerRegistry(lambda: plugin("z", "nothing:here"))
     registry.register("x", create)
     with pytest.raises(ParameterError, match=r"'nonsense': unknown; allowed are x, z") as caught:
@@ -62,13 +62,13 @@ def test_foreign_names_get_a_hint() -> None:
 
 
 @pytest.mark.parametrize("backend", ["etcd", "redis"])
-def test_a_missing_extra_is_named(backend: str) -> None:
+def test_missing_extra_is_named(backend: str) -> None:
     registry = RendezvousHandlerRegistry(dict)
     with pytest.raises(ParameterError, match=rf"rallypoint\[{backend}\]"):
         registry.create_handler(params(backend))
 
 
-def test_a_plugin_is_loaded_when_asked_for() -> None:
+def test_plugin_is_loaded_on_demand() -> None:
     registry = RendezvousHandlerRegistry(
         lambda: plugin("x", "tests.rendezvous.test_registry:create")
     )
@@ -83,7 +83,7 @@ def test_a_plugin_is_loaded_when_asked_for() -> None:
         ("math:pi", "is no function"),
     ],
 )
-def test_a_broken_plugin_is_an_error_of_its_user_only(value: str, what: str) -> None:
+def test_broken_plugin_affects_only_its_users(value: str, what: str) -> None:
     registry = RendezvousHandlerRegistry(lambda: plugin("bad", value))
     registry.register("x", create)
     assert registry.create_handler(params("x")).get_backend() == "x"

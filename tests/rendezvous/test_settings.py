@@ -26,7 +26,7 @@ def test_defaults() -> None:
     assert settings.core() == Settings(1, 2, None, None, 30, 60, 0, 15, 1)
 
 
-def test_they_are_a_dataclass_of_what_was_given() -> None:
+def test_parameters_are_a_dataclass() -> None:
     settings = dataclasses.replace(RendezvousSettings("run", 1, 4), min_nodes=2)
     assert (settings.min_nodes, settings.core().min_nodes) == (2, 2)
     assert not [name for name in dataclasses.asdict(settings) if name.startswith("_")]
@@ -41,7 +41,7 @@ def test_positional_form_of_torch() -> None:
     assert settings.lease == seconds(8)
 
 
-def test_the_heartbeat_timeout_is_the_lease() -> None:
+def test_heartbeat_timeout_is_the_lease() -> None:
     settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(heartbeat=6))
     assert settings.lease == seconds(6)
     assert settings.keep_alive_interval == seconds(2)
@@ -54,7 +54,7 @@ def test_lease_wins_over_heartbeat_and_must_agree_with_keep_alive() -> None:
         RendezvousSettings("run", 1, 2, None, 1, 3, lease=4)
 
 
-def test_the_grace_is_never_longer_than_the_lease() -> None:
+def test_grace_is_never_longer_than_the_lease() -> None:
     settings = RendezvousSettings("run", 1, 2, lease=3, disconnect_grace=10)
     assert settings.disconnect_grace == seconds(3)
 
@@ -116,7 +116,7 @@ def test_from_params_with_keep_alive() -> None:
 @pytest.mark.parametrize(
     ("stop_grace", "rejoin"), [(None, 60), (0, 60), (25, 60), (30, 60), (31, 61), ("300", 330)]
 )
-def test_a_rejoin_timeout_that_is_not_given_outlasts_the_stop_grace(
+def test_default_rejoin_timeout_exceeds_the_stop_grace(
     stop_grace: float | None, rejoin: float
 ) -> None:
     assert defaults.value("stop_grace") + 30 == defaults.value("rejoin_timeout"), "both defaults"
@@ -124,7 +124,7 @@ def test_a_rejoin_timeout_that_is_not_given_outlasts_the_stop_grace(
     assert RendezvousSettings.from_params(params).rejoin_timeout == seconds(rejoin)
 
 
-def test_one_that_is_given_must_outlast_it() -> None:
+def test_given_rejoin_timeout_must_exceed_the_stop_grace() -> None:
     def settings(rejoin: float, stop_grace: float | None) -> RendezvousSettings:
         return RendezvousSettings("run", 1, 2, rejoin_timeout=rejoin, stop_grace=stop_grace)
 
@@ -140,7 +140,7 @@ def test_one_that_is_given_must_outlast_it() -> None:
     )
 
 
-def test_what_is_done_about_newcomers_is_compared() -> None:
+def test_newcomer_settings_are_compared() -> None:
     params = RendezvousParameters("core", "h:1", "run", admit="checkpoint")
     assert RendezvousSettings.from_params(params).core().admit is Newcomers.CHECKPOINT
     assert RendezvousSettings("run", 1, 2).core().admit is None
@@ -153,7 +153,7 @@ def test_equal_and_frozen() -> None:
         settings.run_id = "other"  # type: ignore[misc]
 
 
-def test_a_run_id_that_no_server_takes_is_refused_at_once() -> None:
+def test_invalid_run_id_is_refused_at_once() -> None:
     with pytest.raises(ParameterError, match="600 characters is above the limit") as caught:
         RendezvousSettings("x" * 600, 1, 1)
     assert len(str(caught.value)) < 200

@@ -75,7 +75,7 @@ def test_all_ranks_meet(ranks: Ranks) -> None:
     assert infos[1].store.get("k", 5) == b"v"
 
 
-def test_they_meet_again_under_another_number(ranks: Ranks) -> None:
+def test_nodes_meet_again_in_another_round(ranks: Ranks) -> None:
     ranks.open(0, 1, 2)
     ranks.meet()[0].store.set("k", b"v")
     again = ranks.meet()
@@ -83,7 +83,7 @@ def test_they_meet_again_under_another_number(ranks: Ranks) -> None:
     assert again[0].store.get_nowait("k") is None
 
 
-def test_a_rank_that_was_started_again_meets_the_others(ranks: Ranks) -> None:
+def test_restarted_rank_meets_the_others(ranks: Ranks) -> None:
     ranks.open(0, 1, 2)
     ranks.meet()
     ranks.handlers[1].shutdown()
@@ -92,7 +92,7 @@ def test_a_rank_that_was_started_again_meets_the_others(ranks: Ranks) -> None:
     assert [handler.round for handler in ranks.handlers.values()] == [2, 2, 2]
 
 
-def test_the_missing_ranks_are_named() -> None:
+def test_missing_ranks_are_named() -> None:
     ranks = Ranks(4, join=0.5)
     ranks.open(0, 2)
     with pytest.raises(RendezvousTimeoutError) as caught:
@@ -114,7 +114,7 @@ def test_closing_refuses_the_next_attempt(ranks: Ranks) -> None:
         ranks.handlers[2].next_rendezvous()
 
 
-def test_two_nodes_with_one_rank(ranks: Ranks) -> None:
+def test_two_nodes_with_the_same_rank_are_refused(ranks: Ranks) -> None:
     ranks.open(0, 1)
     other = StaticTCPRendezvous(params(ranks.port, 1, 3))
     failed: list[Exception] = []
@@ -140,7 +140,7 @@ def test_two_nodes_with_one_rank(ranks: Ranks) -> None:
         thread.join(10)
 
 
-def test_the_form_with_an_address() -> None:
+def test_constructor_with_an_address() -> None:
     port = free_port("127.0.0.1")
     handler = StaticTCPRendezvous("127.0.0.1", port, 0, 1, "job", 20)
     info = handler.next_rendezvous()
@@ -179,7 +179,7 @@ def test_wrong_parameters(change: dict[str, Any], names: str) -> None:
 
 
 @pytest.mark.cases("case-A9")
-def test_a_port_in_use_is_named() -> None:
+def test_used_port_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -188,7 +188,7 @@ def test_a_port_in_use_is_named() -> None:
             StaticTCPRendezvous(params(port, 0))
 
 
-def test_nobody_serves() -> None:
+def test_no_server_is_running() -> None:
     port = free_port("127.0.0.1")
     with pytest.raises(RendezvousConnectionError, match=f"rank 1: connecting to 127.0.0.1:{port}"):
         StaticTCPRendezvous(params(port, 1, join=0.5))

@@ -38,7 +38,7 @@ CLOSED = RunClosed(1, 1, "a", "", "enough", Verdict.CLOSED)
 FENCED = Refused(Refusal.FENCED, "its lease lapsed")
 
 
-def test_a_push_comes_out_as_it_went_in() -> None:
+def test_push_round_trip() -> None:
     for message in (Seated(SEAT), OPENED, PARKED, CLOSED, FENCED, WaitingChanged(1, 1, 3)):
         data = p.frame(wire.Push(message))[4:]
         assert msgspec.msgpack.decode(data, type=wire.ServerBody) == wire.Push(message)
@@ -54,7 +54,7 @@ def join(**changes: object) -> Join:
     )
 
 
-def test_events_that_will_do() -> None:
+def test_valid_events() -> None:
     assert wire.problem(join()) == ""
     assert wire.problem(join(slot="s" * 1024, disconnect_grace_seconds=0.0)) == ""
     assert wire.problem(Leave("id")) == ""
@@ -79,7 +79,7 @@ def test_events_that_will_do() -> None:
         ({"lease_seconds": 1e300}, "lease_seconds=1e+300"),
     ],
 )
-def test_events_that_will_not(changes: dict[str, object], words: str) -> None:
+def test_invalid_events(changes: dict[str, object], words: str) -> None:
     assert words in wire.problem(join(**changes))
 
 
@@ -101,7 +101,7 @@ def test_events_that_will_not(changes: dict[str, object], words: str) -> None:
         (Admit(Aspect.SLOT, "a", "me"), ""),
     ],
 )
-def test_orders_that_will_do_or_not(event: wire.NodeEvent, words: str) -> None:
+def test_valid_and_invalid_requests(event: wire.NodeEvent, words: str) -> None:
     problem = wire.problem(event)
     assert words in problem if words else problem == ""
 
@@ -123,6 +123,6 @@ def test_control_characters_are_made_visible() -> None:
     )
 
 
-def test_a_token_may_not_allow_it() -> None:
+def test_token_without_permission_is_refused() -> None:
     denied = wire.Denied(3, "looks only")
     assert msgspec.msgpack.decode(p.frame(denied)[4:], type=wire.ServerBody) == denied

@@ -73,7 +73,7 @@ class Deaf(MemoryRendezvousBackend):
         (Deaf, "test_a_write_wakes_who_waits"),
     ],
 )
-def test_finds(kind: type[MemoryRendezvousBackend], test: str) -> None:
+def test_search_finds_planted_faults(kind: type[MemoryRendezvousBackend], test: str) -> None:
     getattr(Suite(MemoryRendezvousBackend), test)()
     with pytest.raises(AssertionError):
         getattr(Suite(kind), test)()

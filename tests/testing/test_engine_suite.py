@@ -82,7 +82,7 @@ class Eternal(Faulty):
         (Eternal, "test_expiry_and_renewal"),
     ],
 )
-def test_finds(kind: type[MemoryEngine], test: str) -> None:
+def test_search_finds_planted_faults(kind: type[MemoryEngine], test: str) -> None:
     getattr(Suite(MemoryEngine), test)()
     with pytest.raises((AssertionError, KeyError)):
         getattr(Suite(kind), test)()

@@ -7,14 +7,14 @@ from rallypoint.testing.fakes import ManualClock, MemoryEngine, MemoryJournal, S
 from rallypoint.testing.journal_suite import JournalSuite
 
 
-def test_moves_when_told() -> None:
+def test_clock_moves_on_request() -> None:
     clock = ManualClock(100)
     assert clock() == clock() == 100.0
     clock.advance(0.5)
     assert clock() == 100.5
 
 
-def test_never_backwards() -> None:
+def test_clock_never_moves_backwards() -> None:
     for seconds in (-1.0, float("nan")):
         with pytest.raises(ParameterError, match="seconds="):
             ManualClock().advance(seconds)

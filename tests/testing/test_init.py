@@ -13,6 +13,6 @@ def test_is_there(name: str) -> None:
     assert name in dir(testing)
 
 
-def test_an_unknown_name() -> None:
+def test_unknown_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         getattr(testing, "nonsense")  # noqa: B009 - the lookup is what is tested

@@ -61,7 +61,7 @@ class Small(MemoryJournal):
         (Small, "test_big_values_and_big_batches"),
     ],
 )
-def test_a_fault_is_caught(kind: type[MemoryJournal], test: str) -> None:
+def test_planted_fault_is_found(kind: type[MemoryJournal], test: str) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(Suite(kind), test)()
     getattr(Suite(MemoryJournal), test)()

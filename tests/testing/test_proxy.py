@@ -29,7 +29,7 @@ def reached(port: int) -> bool:
         return False
 
 
-def test_it_passes_on_cuts_and_refuses(echo: socket.socket) -> None:
+def test_proxy_forwards_disconnects_and_refuses(echo: socket.socket) -> None:
     with echo, Proxy("127.0.0.1", echo.getsockname()[1]) as proxy:
         client = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
         server, _ = echo.accept()

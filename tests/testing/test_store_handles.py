@@ -14,7 +14,7 @@ def test_in_thread_hands_over_result_and_error() -> None:
         in_thread(divmod, 7, 0).result(5)
 
 
-def test_after_a_moment_wants_a_call_that_waits() -> None:
+def test_after_a_moment_needs_a_blocked_call() -> None:
     release = threading.Event()
     waiting = after_a_moment(in_thread(release.wait, 5))
     release.set()
@@ -40,5 +40,5 @@ class TestHandles(StoreHandles):
         assert self.start("num_keys").result(5) == 0
         assert closed == []
 
-    def test_handles_are_closed_after_it(self) -> None:
+    def test_handles_are_closed_after_the_test(self) -> None:
         assert len(closed) == 2  # those of the test before

@@ -145,7 +145,7 @@ FAULTS: list[tuple[type[MemoryStore], str, tuple[Any, ...]]] = [
     FAULTS,
     ids=[f"{kind.__name__}-{case}" for kind, case, _ in FAULTS],
 )
-def test_a_planted_fault_is_caught(
+def test_planted_fault_is_detected(
     kind: type[MemoryStore],
     case: str,
     arguments: tuple[Any, ...],
@@ -158,12 +158,12 @@ def test_a_planted_fault_is_caught(
         run(kind, case, *arguments)
 
 
-def test_a_suite_without_make_store_says_what_to_do() -> None:
+def test_suite_without_make_store_error_has_the_fix() -> None:
     with pytest.raises(NotImplementedError, match="make_store"):
         StoreSuite().make_store()
 
 
-def test_the_table_of_comparisons_is_complete() -> None:
+def test_table_of_comparisons_is_complete() -> None:
     shown = {
         (present is None, present == expected, expected == b"")
         for present, expected, *_ in StoreSuite.COMPARE

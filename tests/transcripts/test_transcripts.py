@@ -31,6 +31,6 @@ def test_every_expected_transcript_has_its_script() -> None:
 @pytest.mark.parametrize(
     "line", ["dance node1", "join", "lost node1 boredom", "timer tea", "fail node1 code=x"]
 )
-def test_a_line_that_means_nothing_is_named(line: str) -> None:
+def test_invalid_line_is_named(line: str) -> None:
     with pytest.raises(ValueError, match=f"line 2, '{line}'"):
         Interpreter().play(f"run min=1 max=2\n{line}")

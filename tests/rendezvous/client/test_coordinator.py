@@ -69,7 +69,7 @@ def together(*handlers: DynamicRendezvousHandler) -> list[int]:
 # -- joining ------------------------------------------------------------------------------
 
 
-def test_a_round_and_its_store(server: EmbeddedServer, make: Make) -> None:
+def test_round_and_its_store(server: EmbeddedServer, make: Make) -> None:
     a, b = make(server.port, 2, 2), make(server.port, 2, 2)
     joining = after_a_moment(in_thread(a.next_rendezvous))
     there = b.next_rendezvous()
@@ -83,7 +83,7 @@ def test_a_round_and_its_store(server: EmbeddedServer, make: Make) -> None:
     assert b.round == a.round == 1
 
 
-def test_other_settings_are_refused_and_the_right_ones_taken(
+def test_wrong_settings_are_refused_and_right_ones_accepted(
     server: EmbeddedServer, make: Make
 ) -> None:
     a, wrong = make(server.port, 2, 2), make(server.port, 1, 3)
@@ -98,7 +98,7 @@ def test_other_settings_are_refused_and_the_right_ones_taken(
     assert joining.result(20).world_size == 2
 
 
-def test_a_join_that_times_out_says_what_it_waited_for_and_withdraws(
+def test_join_timeout_says_what_was_missing_and_withdraws(
     server: EmbeddedServer, make: Make
 ) -> None:
     with pytest.raises(RendezvousTimeoutError) as caught:
@@ -109,7 +109,7 @@ def test_a_join_that_times_out_says_what_it_waited_for_and_withdraws(
     assert state.candidates == {}
 
 
-def test_a_join_that_times_out_in_an_outage_says_what_was_tried(
+def test_join_timeout_during_an_outage_says_what_was_tried(
     server: EmbeddedServer, make: Make
 ) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
@@ -126,12 +126,12 @@ def test_a_join_that_times_out_in_an_outage_says_what_was_tried(
             assert not deadline.expired()
 
 
-def test_an_unreachable_server(make: Make, port: int) -> None:
+def test_unreachable_server(make: Make, port: int) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}.*nobody listens"):
         make(port, join=0.2).next_rendezvous()
 
 
-def test_after_shutdown_a_join_is_an_error_at_once(server: EmbeddedServer, make: Make) -> None:
+def test_join_after_shutdown_fails_at_once(server: EmbeddedServer, make: Make) -> None:
     handler = make(server.port)
     handler.next_rendezvous()
     handler.shutdown()
@@ -150,7 +150,7 @@ def test_shutdown_ends_a_join(server: EmbeddedServer, make: Make) -> None:
 # -- being shut out -----------------------------------------------------------------------
 
 
-def test_other_shared_settings_are_told(
+def test_different_shared_settings_are_reported(
     server: EmbeddedServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = make(server.port, 1, 2), make(server.port, 1, 2, lease=40)
@@ -164,7 +164,7 @@ def test_other_shared_settings_are_told(
     assert "with lease=15 (not 40), which holds for all nodes" in line
 
 
-def test_i1_a_node_that_was_replaced_does_not_come_back(server: EmbeddedServer, make: Make) -> None:
+def test_i1_replaced_node_does_not_come_back(server: EmbeddedServer, make: Make) -> None:
     old, new = (make(server.port, 1, 2, slot="a") for _ in "ab")
     old.next_rendezvous()
     assert new.next_rendezvous().world_size == 1
@@ -174,7 +174,7 @@ def test_i1_a_node_that_was_replaced_does_not_come_back(server: EmbeddedServer, 
     assert new.view().fenced is None
 
 
-def test_a_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Make) -> None:
+def test_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Make) -> None:
     with Proxy("127.0.0.1", server.port) as proxy:
         handler = make(proxy.port)
         handler.next_rendezvous()
@@ -195,7 +195,7 @@ def test_a_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Ma
         assert until(handler, lambda view: view.closed is not None).closed.finished  # type: ignore[union-attr] # just seen
 
 
-def test_a_server_without_its_state_fences_members_who_rejoin(make: Make, port: int) -> None:
+def test_server_that_lost_its_state_fences_rejoining_members(make: Make, port: int) -> None:
     first = EmbeddedServer("127.0.0.1", port, Options())
     a, b = make(port, 2, 2), make(port, 2, 2)
     together(a, b)
@@ -237,7 +237,7 @@ def test_close_after_somebody_else(server: EmbeddedServer, make: Make) -> None:
     assert closed.why == "first"
 
 
-def test_members_are_told_of_a_close(server: EmbeddedServer, make: Make) -> None:
+def test_members_are_notified_of_a_close(server: EmbeddedServer, make: Make) -> None:
     a, b = make(server.port, 2, 2), make(server.port, 2, 2)
     together(a, b)
     a.set_closed("enough")
@@ -245,7 +245,7 @@ def test_members_are_told_of_a_close(server: EmbeddedServer, make: Make) -> None
     b.leave("bye")  # nothing to leave any more
 
 
-def test_a_leave_is_told_to_the_others(server: EmbeddedServer, make: Make) -> None:
+def test_others_are_notified_of_a_leave(server: EmbeddedServer, make: Make) -> None:
     a, b = make(server.port, 1, 2), make(server.port, 1, 2)
     together(a, b)
     b.leave("lunch")
@@ -254,7 +254,7 @@ def test_a_leave_is_told_to_the_others(server: EmbeddedServer, make: Make) -> No
     b.leave("again")
 
 
-def test_without_a_server_leave_and_shutdown_are_quick_and_quiet(
+def test_leave_and_shutdown_without_a_server_are_quick_and_silent(
     make: Make, caplog: pytest.LogCaptureFixture, port: int
 ) -> None:
     server = EmbeddedServer("127.0.0.1", port, Options())
@@ -274,7 +274,7 @@ def test_without_a_server_leave_and_shutdown_are_quick_and_quiet(
     assert [r for r in caplog.records if r.levelname == "ERROR"] == []
 
 
-def test_a_server_that_hangs_does_not_hold_a_shutdown(make: Make) -> None:
+def test_hanging_server_does_not_delay_the_shutdown(make: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         handler = make(silent.getsockname()[1], join=600)
         joining = after_a_moment(in_thread(handler.next_rendezvous))
@@ -288,7 +288,7 @@ def test_a_server_that_hangs_does_not_hold_a_shutdown(make: Make) -> None:
 # -- hosting ------------------------------------------------------------------------------
 
 
-def test_a_host_waits_for_the_others_to_go(make: Make, port: int) -> None:
+def test_host_waits_until_the_others_have_left(make: Make, port: int) -> None:
     host, other = make(port, 2, 2, is_host=True), make(port, 2, 2, is_host=None)
     together(host, other)
     shutting = after_a_moment(in_thread(host.shutdown))
@@ -306,7 +306,7 @@ def test_a_node_with_is_host_that_cannot_bind_says_where(make: Make, port: int) 
         make(port, is_host=True)
 
 
-def test_where_the_port_becomes_free_a_node_that_joins_hosts(
+def test_joining_node_hosts_once_the_port_becomes_free(
     make: Make, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "FIRST_SECONDS", 0.001)
@@ -318,7 +318,7 @@ def test_where_the_port_becomes_free_a_node_that_joins_hosts(
     EmbeddedServer("127.0.0.1", port, Options()).stop()  # and has left nothing behind
 
 
-def test_only_in_its_first_join_a_node_tries_again(
+def test_only_the_first_join_retries(
     make: Make, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
@@ -337,7 +337,7 @@ def test_only_in_its_first_join_a_node_tries_again(
     assert made == []
 
 
-def test_a_server_that_comes_after_the_shutdown_is_ended(port: int) -> None:
+def test_server_started_after_the_shutdown_is_ended(port: int) -> None:
     coordinator = HostedCoordinator(ConnectionConfig("127.0.0.1", port, "run"), 15.0)
     coordinator.shutdown(Deadline(1))
     coordinator.host(EmbeddedServer("127.0.0.1", port, Options()))
@@ -351,7 +351,7 @@ def out_of(handler: DynamicRendezvousHandler, **more: Any) -> Exclude:
     return Exclude(Aspect.NODE, handler.node_id, "bad memory", "alice", **more)
 
 
-def test_a_notice_is_told_to_all_of_the_round(server: EmbeddedServer, make: Make) -> None:
+def test_notice_reaches_all_members_of_the_round(server: EmbeddedServer, make: Make) -> None:
     one, two = make(server.port, 2, 2), make(server.port, 2, 2)
     with pytest.raises(RendezvousStateError, match="has not joined"):
         one.notice("spot machine")
@@ -365,9 +365,7 @@ def test_a_notice_is_told_to_all_of_the_round(server: EmbeddedServer, make: Make
     assert until(two, lambda view: view.opened is not None).notices == ()
 
 
-def test_h1_a_node_that_is_excluded_comes_back_once_it_is_admitted(
-    server: EmbeddedServer, make: Make
-) -> None:
+def test_h1_excluded_node_comes_back_once_admitted(server: EmbeddedServer, make: Make) -> None:
     one, two = make(server.port, 1, 2), make(server.port, 1, 2)
     together(one, two)
     admin = make(server.port)._coordinator
@@ -390,7 +388,7 @@ def test_h1_a_node_that_is_excluded_comes_back_once_it_is_admitted(
     assert two.node_id == name  # it was not fenced
 
 
-def test_h1_an_exclusion_by_time_ends_by_itself(server: EmbeddedServer, make: Make) -> None:
+def test_h1_timed_exclusion_ends_by_itself(server: EmbeddedServer, make: Make) -> None:
     one, two = make(server.port, 1, 2), make(server.port, 1, 2)
     together(one, two)
     one._coordinator.order(out_of(two, seconds=0.3), Deadline(10))
@@ -406,9 +404,7 @@ def test_h1_an_exclusion_by_time_ends_by_itself(server: EmbeddedServer, make: Ma
     assert again.result(20).world_size == 2
 
 
-def test_b1_all_are_told_how_many_rounds_have_failed_and_with_which_verdict_it_ends(
-    server: EmbeddedServer, make: Make
-) -> None:
+def test_b1_all_nodes_learn_failures_and_verdict(server: EmbeddedServer, make: Make) -> None:
     one, two = (make(server.port, 2, 2, max_restarts=1) for _ in range(2))
     together(one, two)
     for count in (1, 2):
@@ -437,9 +433,7 @@ def test_b1_all_are_told_how_many_rounds_have_failed_and_with_which_verdict_it_e
 # -- several endpoints ------------------------------------------------------------------------
 
 
-def test_of_a_list_the_server_that_is_there_is_used_and_nobody_hosts(
-    server: EmbeddedServer, port: int
-) -> None:
+def test_running_server_of_a_list_is_used(server: EmbeddedServer, port: int) -> None:
     endpoint = f"127.0.0.1:{port},127.0.0.1:{server.port}"
     params = RendezvousParameters("core", endpoint, "run", 1, 1, config={"join": 20})
     handler = create_handler(params)
@@ -451,7 +445,7 @@ def test_of_a_list_the_server_that_is_there_is_used_and_nobody_hosts(
     handler.shutdown()
 
 
-def test_of_a_list_nobody_can_be_made_to_host() -> None:
+def test_is_host_with_a_list_of_endpoints_is_refused() -> None:
     endpoint, config = "127.0.0.1:1,127.0.0.1:2", {"is_host": True}
     with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
         create_handler(RendezvousParameters("core", endpoint, "run", 1, 1, config=config))

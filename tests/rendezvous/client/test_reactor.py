@@ -53,7 +53,7 @@ def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_a_socket_is_read_while_it_is_watched(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_is_read_while_it_is_watched(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     member, clock = Fake(ours), Fake()
     of_process = reactor()
@@ -68,7 +68,7 @@ def test_a_socket_is_read_while_it_is_watched(pair: tuple[socket.socket, socket.
     assert ours.recv(100) == b"two"
 
 
-def test_a_member_is_called_when_it_is_due_and_as_often_as_it_says() -> None:
+def test_reactor_calls_a_client_when_it_is_due() -> None:
     now = time.monotonic()
     late, soon = Fake(), Fake(again=now)
     reactor().call_at(now + 3600, late)
@@ -79,7 +79,7 @@ def test_a_member_is_called_when_it_is_due_and_as_often_as_it_says() -> None:
     assert (soon.times, late.times) == (2, 0)
 
 
-def test_a_fault_is_told_to_all_and_the_next_session_has_a_new_reactor(
+def test_reactor_fault_ends_all_sessions_and_the_next_has_a_new_reactor(
     pair: tuple[socket.socket, socket.socket],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_fault_is_told_to_all_and_the_next_session_has_a_new_reactor(
     assert present.get() is not failing
 
 
-def test_there_is_one_and_a_forked_child_has_its_own() -> None:
+def test_one_reactor_per_process_also_after_fork() -> None:
     before = reactor()
     assert reactor() is before
     child = os.fork()

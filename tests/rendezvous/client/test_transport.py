@@ -85,7 +85,7 @@ def test_it_connects_once_asks_and_stops(server: EmbeddedServer, make: Make) -> 
     assert server.wait_until_empty(Deadline(20))
 
 
-def test_a_watcher_that_fails_harms_nobody(
+def test_failing_watcher_affects_nobody(
     server: EmbeddedServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = make(server.port)
@@ -177,7 +177,7 @@ def test_a_wrong_token_is_an_error_at_once(
         transport.start(Deadline(60))
 
 
-def test_an_unreachable_server_is_an_error_that_says_what_was_tried(make: Make, port: int) -> None:
+def test_unreachable_server_error_says_what_was_tried(make: Make, port: int) -> None:
     with pytest.raises(RendezvousConnectionError) as caught:
         make(port).start(Deadline(0.2))
     for words in ("run 'run'", f"127.0.0.1:{port}", "nobody listens", "join=0.2 s"):
@@ -213,7 +213,7 @@ def test_stop_ends_a_reconnect_and_all_waits(make: Make) -> None:
     assert not [t for t in threading.enumerate() if t.name == "rallypoint-session"]
 
 
-def test_a_fault_in_the_thread_is_raised_by_the_next_call(
+def test_exception_in_the_thread_is_raised_by_the_next_call(
     server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = make(server.port)

@@ -45,7 +45,7 @@ class Watched:
         return self.do(self.join("n1"), self.join("n2"))
 
 
-def test_a_round_is_remembered_with_when_and_why() -> None:
+def test_round_is_remembered_with_time_and_reason() -> None:
     run = Watched()
     run.do(run.join("n1"))
     noted = run.do(run.join("n2"), after=3)
@@ -62,7 +62,7 @@ def test_a_round_is_remembered_with_when_and_why() -> None:
     assert (second.sealed_seconds, second.ended_seconds, second.nodes) == (None, None, ())
 
 
-def test_a_loss_is_told_with_how_long_it_took_to_see_it() -> None:
+def test_loss_has_its_detection_time() -> None:
     run = Watched(a_settings(1, 3))
     run.do(*(run.join(name) for name in ("n1", "n2", "n3")))
     run.heard = {"n1": 95.0}
@@ -75,7 +75,7 @@ def test_a_loss_is_told_with_how_long_it_took_to_see_it() -> None:
     assert run.do(Leave("n3")).losses == ()
 
 
-def test_who_did_not_join_again_was_lost_too() -> None:
+def test_node_that_did_not_rejoin_is_lost_too() -> None:
     run = Watched(a_settings(1, 3))
     run.do(*(run.join(name) for name in ("n1", "n2", "n3")))
     run.do(Leave("n3"))
@@ -87,7 +87,7 @@ def test_who_did_not_join_again_was_lost_too() -> None:
     assert noted.sealed is not None
 
 
-def test_a_close_ends_the_round_by_whom_and_why() -> None:
+def test_close_ends_the_round_with_author_and_reason() -> None:
     run = Watched()
     run.seal()
     run.do(Close("someone", "enough"), after=2)
@@ -95,7 +95,7 @@ def test_a_close_ends_the_round_by_whom_and_why() -> None:
     assert (line.ended_seconds, line.ended_because) == (0, "someone: enough")
 
 
-def test_a_run_that_is_opened_afresh_has_a_round_of_its_own() -> None:
+def test_reopened_run_has_a_new_round() -> None:
     run = Watched()
     run.seal()
     run.do(Close("someone", "enough"))
@@ -103,7 +103,7 @@ def test_a_run_that_is_opened_afresh_has_a_round_of_its_own() -> None:
     assert [(line.incarnation, line.number) for line in run.seen.lines(run.now)][-1] == (2, 2)
 
 
-def test_places_are_told_since_when() -> None:
+def test_report_says_how_long_nodes_are_in_their_place() -> None:
     run = Watched(a_settings(2, 2))
     run.do(run.join("n1"))
     run.do(run.join("n2"), after=5)
@@ -115,7 +115,7 @@ def test_places_are_told_since_when() -> None:
     assert report.since_seconds == 13
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_history_is_bounded() -> None:
     run = Watched(a_settings(1, 1))
     run.do(run.join("n1"))
     for number in range(1, ROUNDS_KEPT + 20):
@@ -141,9 +141,7 @@ def test_what_is_remembered_is_bounded() -> None:
         (Fail("n1", 1, 1, a_failure()), f"a worker failed: {a_failure().label}"),
     ],
 )
-def test_a_round_that_is_opened_and_sealed_in_one_step_has_its_reason(
-    opening: Event, why: str
-) -> None:
+def test_round_opened_and_sealed_in_one_step_has_its_reason(opening: Event, why: str) -> None:
     run = Watched(a_settings(1, 2))
     run.seal()
     noted = run.do(opening, run.join("n1", 1, 1), run.join("n2", 1, 1))
@@ -152,7 +150,7 @@ def test_a_round_that_is_opened_and_sealed_in_one_step_has_its_reason(
     assert (first.ended_because, second.opened_because) == (why, why)
 
 
-def test_who_will_leave_is_told_with_how_long_it_still_has() -> None:
+def test_notices_have_their_remaining_time() -> None:
     run = Watched()
     run.seal()
     run.do(Notify("n2", "spot machine", seconds=25.0), after=1)
@@ -174,7 +172,7 @@ def test_who_will_leave_is_told_with_how_long_it_still_has() -> None:
     assert run.seen.lines(run.now)[0].left == ("n2 pid 2",)
 
 
-def test_one_that_is_excluded_is_among_those_whose_going_ended_the_round() -> None:
+def test_excluded_node_is_among_the_lost_of_its_round() -> None:
     run = Watched(a_settings(1, 2))
     run.seal()
     run.do(Exclude(Aspect.NODE, "n2", "bad memory", "alice"))
@@ -183,14 +181,14 @@ def test_one_that_is_excluded_is_among_those_whose_going_ended_the_round() -> No
     assert run.seen.rounds[-1].lost == []
 
 
-def test_a_round_that_nobody_asked_for_has_no_reason() -> None:
+def test_round_without_a_cause_has_no_reason() -> None:
     run = Watched(a_settings(1, 1))
     run.do(run.join("n1"))
     run.do(Exclude(Aspect.NODE, "n9", "", "alice"), Leave("n1"), run.join("n2"))
     assert run.seen.rounds[0].ended_because == "n1 pid 1 left"
 
 
-def test_a_round_that_an_exclusion_opened_and_a_join_sealed_at_once_says_why() -> None:
+def test_round_opened_by_an_exclusion_and_sealed_at_once_has_its_reason() -> None:
     run = Watched(a_settings(1, 2))
     run.seal()
     run.do(Exclude(Aspect.NODE, "n2", "bad memory", "alice"), run.join("n1", 1, 1))
@@ -199,7 +197,7 @@ def test_a_round_that_an_exclusion_opened_and_a_join_sealed_at_once_says_why() -
     assert run.seen.rounds[1].ended_because == "n1 pid 1 asked for a new round"
 
 
-def test_what_is_remembered_of_nodes_is_bounded() -> None:
+def test_history_of_nodes_is_bounded() -> None:
     run = Watched(a_settings(1, 1))
     for number in range(600):
         run.do(run.join(f"m{number}"), Disconnected(f"m{number}"))
@@ -208,7 +206,7 @@ def test_what_is_remembered_of_nodes_is_bounded() -> None:
     assert len(run.seen.cut_seconds(run.now)) <= 300
 
 
-def test_what_changes_nothing_is_remembered_as_nothing() -> None:
+def test_event_without_effect_leaves_no_history() -> None:
     run = Watched()
     run.do(run.join("n1"))
     run.do(run.join("n1"), after=5)  # said again
@@ -217,7 +215,7 @@ def test_what_changes_nothing_is_remembered_as_nothing() -> None:
     assert run.do(RejoinOver(1, 1)) == Noted()
 
 
-def test_a_cut_connection_is_a_wait_until_it_is_back() -> None:
+def test_lost_connection_has_a_grace_timer_until_it_is_back() -> None:
     run = Watched()
     run.seal()
     run.do(Disconnected("n1"), Disconnected("n2"))
@@ -231,13 +229,13 @@ def test_a_cut_connection_is_a_wait_until_it_is_back() -> None:
     assert [timer.name for timer in report.timers] == ["n2 pid 2 may come back"]
 
 
-def test_a_run_that_nobody_has_opened_has_been_through_nothing() -> None:
+def test_unopened_run_has_no_history() -> None:
     run = Watched()
     assert run.do(Exclude(Aspect.SLOT, "a", "", "alice")) == Noted()
     assert (list(run.seen.rounds), run.seen.phase_at) == ([], None)
 
 
-def test_a_connection_that_is_back_is_cut_no_more() -> None:
+def test_restored_connection_is_not_reported_as_lost() -> None:
     run = Watched()
     run.seal()
     run.do(Disconnected("n1"))

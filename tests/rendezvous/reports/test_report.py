@@ -18,7 +18,7 @@ from rallypoint.rendezvous.coordinator import ExclusionLine
 from rallypoint.rendezvous.reports.report import MISSING_SHOWN, brief_report, report_of
 
 
-def test_timers_are_told_with_what_is_left() -> None:
+def test_timers_have_their_remaining_time() -> None:
     run = Watched(a_settings(1, 3, last_call_seconds=30, disconnect_grace_seconds=2))
     run.do(run.join("n1"))
     (timer,) = timers(run.state)
@@ -46,7 +46,7 @@ def test_without_a_history_no_times_are_told() -> None:
     assert line.sealed_because == "2 of the 2 nodes wanted have come"
 
 
-def test_a_brief_report_does_not_grow_with_the_run() -> None:
+def test_brief_report_does_not_grow_with_the_run() -> None:
     run = Watched(a_settings(1, 5000))
     names = [f"n{i}" for i in range(5000)]
     run.do(*(run.join(name) for name in names))
@@ -60,7 +60,7 @@ def test_a_brief_report_does_not_grow_with_the_run() -> None:
     assert brief_report(run.state, "here").missing == ("n1 pid 1", "n2 pid 2", "n3 pid 3")
 
 
-def test_who_is_kept_out_is_told_with_how_long_it_lasts() -> None:
+def test_exclusions_have_their_remaining_time() -> None:
     run = Watched()
     run.do(Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice", 60.0, "noon"))
     run.do(Exclude(Aspect.NODE, "n9", "", "bob"))
@@ -72,7 +72,7 @@ def test_who_is_kept_out_is_told_with_how_long_it_lasts() -> None:
     assert report.timers == ()  # shown with the exclusion
 
 
-def test_a_row_of_failing_rounds_is_told_with_what_ends_it() -> None:
+def test_consecutive_failures_are_reported_with_their_timer() -> None:
     run = Watched()
     run.seal()
     run.do(Fail("n1", 1, 1, a_failure("n1")))
@@ -84,7 +84,7 @@ def test_a_row_of_failing_rounds_is_told_with_what_ends_it() -> None:
     assert (timer.name, timer.setting) == ("the row of failing rounds is over", "steady_after")
 
 
-def test_a_closed_run_has_no_present_round() -> None:
+def test_closed_run_has_no_current_round() -> None:
     run = Watched(a_settings(1, 1))
     run.do(run.join("n1"))
     assert [line.number for line in report_of(run.state, "a file").rounds] == [1]
@@ -92,7 +92,7 @@ def test_a_closed_run_has_no_present_round() -> None:
     assert report_of(run.state, "a file").rounds == ()
 
 
-def test_a_cut_connection_is_a_wait() -> None:
+def test_lost_connection_starts_a_grace_timer() -> None:
     run = Watched()
     run.seal()
     run.do(Disconnected("n1"), Disconnected("n2"))

@@ -30,12 +30,12 @@ def candidate(name: str, **fields: object) -> NodeStatus:
     return NodeStatus(a_node(name, **fields), "candidate")
 
 
-def test_the_schema_that_is_shipped_is_that_of_the_types() -> None:
+def test_shipped_schema_is_current() -> None:
     made = json.loads(json.dumps(status.json_schema()))
     assert json.loads(SHIPPED.read_text("utf-8")) == made, "write it anew: make docs"
 
 
-def test_a_document_is_as_its_schema_says() -> None:
+def test_document_matches_its_schema() -> None:
     full = Report(
         "job", "sealed", 2, 7, "because", ("n9",),
         (NodeStatus(a_node("n1", slot="s"), "participant", 0, True, 1.5, 0.25),),
@@ -59,7 +59,7 @@ def test_a_document_is_as_its_schema_says() -> None:
     assert run["failures"][0]["exit_code"] == 1
 
 
-def test_of_a_run_that_is_not_there_the_likest_names_are_told() -> None:
+def test_unknown_run_error_suggests_similar_names() -> None:
     def told(*names: str, count: int = 0) -> str:
         lines = tuple(status.RunLine(name, "sealed", 1, 2, "at work") for name in names)
         there = status.ServerStatus(
@@ -93,7 +93,7 @@ def test_members_come_by_place_then_rank_then_name() -> None:
     assert [member.id for member in shown.members] == ["n1", "n2", "n3", "n4"]
 
 
-def test_who_has_finished_is_not_somebody_nobody_has_heard_of() -> None:
+def test_finished_nodes_are_not_counted_as_unknown() -> None:
     done = [NodeStatus(a_node(f"n{i}"), "finished") for i in range(1, 6)]
     told = status.absent(report("gathering", a_settings(2, 2), candidate("n9"), done[0]))
     label = done[0].node.label
@@ -110,32 +110,32 @@ def test_who_has_finished_is_not_somebody_nobody_has_heard_of() -> None:
         (a_settings(2, 4, target_nodes=4), 2, ("2 nodes nobody has heard of (target_nodes=4)",)),
     ],
 )
-def test_who_is_missing_is_counted(settings: Settings, here: int, told: tuple[str, ...]) -> None:
+def test_missing_nodes_are_counted(settings: Settings, here: int, told: tuple[str, ...]) -> None:
     members = [candidate(f"n{i}") for i in range(here)]
     assert status.absent(report("gathering", settings, *members)) == told
 
 
-def test_who_is_missing_is_named_by_the_rank_that_is_left() -> None:
+def test_missing_node_is_named_by_its_free_rank() -> None:
     members = [candidate("a", node_rank=0), candidate("b", node_rank=2)]
     shown = status.absent(report("gathering", a_settings(4, 4), *members))
     assert shown == ("the node that asks for rank 1", "the node that asks for rank 3")
 
 
-def test_members_of_the_round_before_are_named() -> None:
+def test_missing_members_of_the_last_round_are_named() -> None:
     known = msgspec.structs.replace(report("gathering", a_settings(2, 4)), missing=("n7", "n8"))
     assert status.absent(known) == ("n7", "n8")
 
 
 @pytest.mark.parametrize("phase", ["sealed", "closed"])
-def test_nobody_is_missing_once_it_is_decided(phase: str) -> None:
+def test_sealed_round_misses_nobody(phase: str) -> None:
     assert status.absent(report(phase, a_settings(3, 4))) == ()
 
 
-def test_nobody_is_missing_from_a_run_that_nobody_has_opened() -> None:
+def test_unopened_run_misses_nobody() -> None:
     assert status.absent(report()) == ()
 
 
-def test_a_run_that_nobody_has_opened_has_no_settings() -> None:
+def test_unopened_run_has_no_settings() -> None:
     assert (
         status.run_status(Report("job", "gathering", 1, 1, "no node has joined")).settings is None
     )

@@ -38,7 +38,7 @@ class Counting(MemoryRendezvousBackend):
         return super().set_state(state, token)
 
 
-def test_writes_what_changed_only() -> None:
+def test_only_changes_are_written() -> None:
     backend = Counting()
     exchange = Exchange(backend, "run")
     step = exchange.run(lambda _: [join("a")], Deadline(5))
@@ -52,7 +52,7 @@ def test_writes_what_changed_only() -> None:
     assert exchange.token == found[1]
 
 
-def test_a_lost_race_is_run_again_on_the_fresh_state() -> None:
+def test_lost_race_is_repeated_on_the_new_state() -> None:
     backend = Counting(rivals=3)
     seen: list[int] = []
 
@@ -71,14 +71,14 @@ def test_races_end_with_the_deadline() -> None:
         Exchange(backend, "run").run(lambda _: [join("a")], Deadline(0.05))
 
 
-def test_the_state_of_another_run_is_refused() -> None:
+def test_state_of_another_run_is_refused() -> None:
     backend = MemoryRendezvousBackend()
     Exchange(backend, "other").run(lambda _: [join("a")], Deadline(5))
     with pytest.raises(RendezvousStateError, match="'other'"):
         Exchange(backend, "run").run(lambda _: [], Deadline(5))
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_values_are_refused() -> None:
     backend = MemoryRendezvousBackend()
     backend.set_state(b"nonsense")
     with pytest.raises(RendezvousStateError):

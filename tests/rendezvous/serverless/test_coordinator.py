@@ -78,7 +78,7 @@ class Cluster:
         return self.nodes[name].view()
 
 
-def test_a_round_forms_after_the_last_call() -> None:
+def test_round_forms_after_the_last_call() -> None:
     cluster = Cluster(last_call=2)
     cluster.add("a", "b")
     cluster.run(1.5)
@@ -89,7 +89,7 @@ def test_a_round_forms_after_the_last_call() -> None:
     assert [node.id for node in members] == ["a", "b"]
 
 
-def test_a_full_round_forms_at_once() -> None:
+def test_round_with_max_nodes_forms_at_once() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")
     cluster.nodes["a"].step()
@@ -97,7 +97,7 @@ def test_a_full_round_forms_at_once() -> None:
 
 
 @pytest.mark.cases("case-B1", "case-B2")
-def test_a_silent_node_is_lost_and_the_others_go_on() -> None:
+def test_silent_node_is_lost_and_the_others_continue() -> None:
     cluster = Cluster(2, 3)
     cluster.add("a", "b", "c")
     cluster.run(30)
@@ -120,7 +120,7 @@ def test_a_silent_node_is_lost_and_the_others_go_on() -> None:
         cluster.add("b")
 
 
-def test_rounds_that_follow_fast_upon_each_other_lose_nobody() -> None:
+def test_rounds_in_quick_succession_lose_nobody() -> None:
     cluster = Cluster(2, 2, max_restarts=None)
     cluster.add("a", "b")
     for number in range(1, 31):  # one a second; a sign of life is due every three
@@ -134,7 +134,7 @@ def test_rounds_that_follow_fast_upon_each_other_lose_nobody() -> None:
     assert [cluster.view(name).fenced for name in "ab"] == [None, None]
 
 
-def test_a_node_that_was_lost_before_it_knew_that_it_was_in_is_told_so() -> None:
+def test_node_lost_before_it_knew_its_seat_is_notified() -> None:
     cluster = Cluster(2, 3)
     cluster.add("a", "b")
     del cluster.nodes["b"]  # its join was stored, and the answer never came
@@ -145,7 +145,7 @@ def test_a_node_that_was_lost_before_it_knew_that_it_was_in_is_told_so() -> None
 
 
 @pytest.mark.cases("case-B5")
-def test_an_outage_of_the_observer_is_nobodys_death() -> None:
+def test_outage_of_the_failure_detector_loses_nobody() -> None:
     cluster = Cluster(2, 3)
     cluster.add("a", "b", "c")
     cluster.run(5)
@@ -155,7 +155,7 @@ def test_an_outage_of_the_observer_is_nobodys_death() -> None:
     assert [cluster.view(name).fenced for name in "abc"] == [None] * 3
 
 
-def test_a_newcomer_waits_and_comes_in() -> None:
+def test_newcomer_waits_and_is_admitted() -> None:
     cluster = Cluster(2, 4)
     cluster.add("a", "b")
     cluster.run(3)
@@ -188,7 +188,7 @@ def test_leaving_opens_a_round_without_the_leaver() -> None:
 
 @pytest.mark.cases("case-C2")
 @pytest.mark.parametrize("away", [0, 0.5, 1, 5, 20])
-def test_leaving_and_coming_back_is_always_the_same(away: float) -> None:
+def test_leaving_and_rejoining_always_has_the_same_outcome(away: float) -> None:
     cluster = Cluster(1, 3)
     cluster.add("a", "b", "c")
     cluster.run(0.5)
@@ -209,7 +209,7 @@ def test_leaving_and_coming_back_is_always_the_same(away: float) -> None:
         assert sizes == {(number + 1, 3)}
 
 
-def test_a_failure_opens_a_round() -> None:
+def test_failure_opens_a_round() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")
     cluster.run(0.5)
@@ -259,7 +259,7 @@ def test_closing() -> None:
     assert late.view().closed is None
 
 
-def test_what_a_user_says_is_one_clean_line() -> None:
+def test_user_text_is_one_clean_line() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")
     cluster.run(0.5)
@@ -269,7 +269,7 @@ def test_what_a_user_says_is_one_clean_line() -> None:
         cluster.nodes["b"].outcome()
 
 
-def test_who_opens_a_closed_run_afresh_is_in_it_whatever_it_read_meanwhile() -> None:
+def test_node_that_reopens_a_run_is_in_it() -> None:
     cluster = Cluster(least=1, most=1)
     cluster.add("a")
     a, host = cluster.nodes["a"], cluster.nodes["a"]._host
@@ -289,7 +289,7 @@ def test_who_opens_a_closed_run_afresh_is_in_it_whatever_it_read_meanwhile() -> 
     assert (seat.incarnation, seat.rank) == (2, 0)
 
 
-def test_closing_by_who_never_joined_is_seen_by_it() -> None:
+def test_caller_that_never_joined_sees_its_close() -> None:
     coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
     coordinator.close("not today", Deadline(5))
     closed = coordinator.view().closed
@@ -305,7 +305,7 @@ def test_other_bounds_are_refused() -> None:
         cluster.add("b")
 
 
-def test_other_shared_settings_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_different_shared_settings_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(2, 4)
     cluster.add("a")
     assert caplog.messages == []
@@ -315,7 +315,7 @@ def test_other_shared_settings_are_told(caplog: pytest.LogCaptureFixture) -> Non
     assert "was opened by hosta pid 1 with lease=9 (not 6)" in line
 
 
-def test_a_resting_node_writes_only_its_beats() -> None:
+def test_idle_node_writes_only_heartbeats() -> None:
     cluster = Cluster(1, 1)
     cluster.add("a")
     cluster.run(0.5)
@@ -330,7 +330,7 @@ def test_a_resting_node_writes_only_its_beats() -> None:
     assert 9 <= writes <= 11
 
 
-def test_a_round_that_was_missed_is_made_up_for() -> None:
+def test_missed_round_is_caught_up() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")  # sealed; "a" has not looked since it asked
     cluster.nodes["b"].leave("", Deadline(5))
@@ -342,7 +342,7 @@ def test_a_round_that_was_missed_is_made_up_for() -> None:
     assert cluster.seats("a", "b") == [(2, 0, 2), (2, 1, 2)]
 
 
-def test_p1_a_notice_is_seen_by_all_who_work_with_the_node() -> None:
+def test_p1_all_members_of_the_round_see_a_notice() -> None:
     cluster = Cluster(2, 2)
     cluster.add("a", "b")
     cluster.run(1)
@@ -358,7 +358,7 @@ def test_p1_a_notice_is_seen_by_all_who_work_with_the_node() -> None:
         cluster.nodes["b"].notice("again", None, Deadline(1))
 
 
-def test_h1_a_node_is_kept_out_until_its_time_is_over() -> None:
+def test_h1_node_is_excluded_for_a_time() -> None:
     cluster = Cluster(1, 3, last_call=1)
     cluster.add("a", "b", "c")
     cluster.run(1)
@@ -382,7 +382,7 @@ def test_h1_a_node_is_kept_out_until_its_time_is_over() -> None:
     assert cluster.view("a").waiting == 1
 
 
-def test_h1_who_is_admitted_may_come_back_at_once() -> None:
+def test_h1_admitted_node_may_come_back_at_once() -> None:
     cluster = Cluster(1, 2)
     cluster.add("a", "b")
     cluster.run(1)
@@ -474,7 +474,7 @@ def stop_silently(handler: DynamicRendezvousHandler) -> None:
     coordinator._host.halt()
 
 
-def test_the_main_job(handlers: Handlers) -> None:
+def test_main_job(handlers: Handlers) -> None:
     nodes = [handlers.make() for _ in range(4)]
     with joining(*nodes) as wait:
         seats = wait()
@@ -557,7 +557,7 @@ def agent(path: str, pipe: Connection) -> None:
 
 @pytest.mark.integration
 @pytest.mark.cases("case-B1")
-def test_processes_over_a_file_survive_a_killed_one(tmp_path: Path) -> None:
+def test_processes_over_a_file_survive_a_killed_process(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     path = str(tmp_path / "job")
     agents, pipes = [], []

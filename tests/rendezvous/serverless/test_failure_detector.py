@@ -44,7 +44,7 @@ class Watch:
         return due
 
 
-def test_beats_every_third_of_the_lease() -> None:
+def test_heartbeat_every_third_of_the_lease() -> None:
     watch = Watch("a")
     assert watch.look() == []
     assert watch.observer.pause() == 3.0
@@ -56,7 +56,7 @@ def test_beats_every_third_of_the_lease() -> None:
     assert watch.look(2.5) == []
 
 
-def test_a_silent_node_is_lost_after_a_lease() -> None:
+def test_silent_node_is_lost_after_a_lease() -> None:
     watch = Watch("a", "b", "c")
     watch.look()
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_a_silent_node_is_lost_after_a_lease() -> None:
     assert watch.look() == []
 
 
-def test_a_beat_counts_from_when_it_was_seen() -> None:
+def test_heartbeat_counts_from_when_it_was_seen() -> None:
     watch = Watch("a", "b", "c")
     watch.look()
     for _ in range(10):
@@ -75,7 +75,7 @@ def test_a_beat_counts_from_when_it_was_seen() -> None:
 
 
 @pytest.mark.cases("case-B5")
-def test_an_observer_that_was_away_blames_nobody() -> None:
+def test_paused_failure_detector_reports_nobody() -> None:
     watch = Watch("a", "b", "c")
     watch.look()
     watch.look(3)
@@ -87,14 +87,14 @@ def test_an_observer_that_was_away_blames_nobody() -> None:
 
 
 @pytest.mark.cases("case-B2")
-def test_clocks_of_others_do_not_matter() -> None:
+def test_clocks_of_other_nodes_do_not_matter() -> None:
     watch = Watch("a", "b", "c", clock=ManualClock(1e6))
     watch.look()
     for _ in range(5):
         assert watch.look(3, "b", "c") == [Beat("a")]
 
 
-def test_timers_run_from_first_sight() -> None:
+def test_timers_start_when_first_seen() -> None:
     watch = Watch("a", "b")
     watch.look()
     assert watch.look(3, "b") == [Beat("a")]
@@ -103,7 +103,7 @@ def test_timers_run_from_first_sight() -> None:
     assert watch.look() == []
 
 
-def test_a_timer_is_handed_in_once() -> None:
+def test_timer_fires_once() -> None:
     watch = Watch("a", "b")
     watch.look()
     watch.clock.advance(4)
@@ -113,7 +113,7 @@ def test_a_timer_is_handed_in_once() -> None:
         watch.observer.settle(due)  # without applying them
 
 
-def test_an_event_that_was_not_stored_comes_again() -> None:
+def test_unstored_event_is_repeated() -> None:
     watch = Watch("a", "b")
     watch.look()
     watch.clock.advance(4)
@@ -121,7 +121,7 @@ def test_an_event_that_was_not_stored_comes_again() -> None:
         assert LastCallOver(1, 1, 1) in watch.observer.look(watch.state, "a")
 
 
-def test_who_was_told_to_rejoin_has_its_time() -> None:
+def test_notified_node_has_its_rejoin_timeout() -> None:
     watch = Watch("a", "b", "c")
     watch.look()
     watch.state = advance(watch.state, Lost("c", Cause.LEASE)).state
@@ -130,7 +130,7 @@ def test_who_was_told_to_rejoin_has_its_time() -> None:
     assert RejoinOver(1, 2) in watch.look(3, "b")
 
 
-def test_who_could_not_write_judges_nobody() -> None:
+def test_node_that_could_not_write_detects_no_failures() -> None:
     """All read for longer than the lease, and none can write: nobody is to blame."""
     watch = Watch("a", "b", "c")
     watch.look()
@@ -141,7 +141,7 @@ def test_who_could_not_write_judges_nobody() -> None:
     assert any(isinstance(event, Lost) for _ in range(3) for event in watch.look(3))
 
 
-def test_no_member_judges_nobody() -> None:
+def test_non_member_detects_no_failures() -> None:
     watch = Watch("a", "b", "c")
     for who in (None, "stranger"):
         for _ in range(5):
@@ -149,7 +149,7 @@ def test_no_member_judges_nobody() -> None:
             assert watch.observer.look(watch.state, who) == []
 
 
-def test_a_closed_run_is_left_alone() -> None:
+def test_closed_run_is_not_changed() -> None:
     watch = Watch("a", "b", "c")
     watch.state = advance(watch.state, Close("x", "y")).state
     for _ in range(5):

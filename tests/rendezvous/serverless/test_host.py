@@ -56,7 +56,7 @@ def join_alone(backend: RendezvousBackend) -> SharedCoordinator:
     return coordinator
 
 
-def test_a_backend_out_of_reach_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_backend_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     backend = Unreachable()
     coordinator = join_alone(backend)
     with caplog.at_level(logging.WARNING):
@@ -74,7 +74,7 @@ def test_a_backend_out_of_reach_is_tried_again(caplog: pytest.LogCaptureFixture)
     assert coordinator.shutdown(Deadline(5))
 
 
-def test_a_failed_thread_is_told_to_the_next_caller() -> None:
+def test_failed_thread_is_reported_to_the_next_caller() -> None:
     backend = Unreachable()
     coordinator = join_alone(backend)
     backend.error = ZeroDivisionError("a bug")
@@ -95,7 +95,7 @@ def alone(clock: ManualClock | None = None) -> SharedHost:
     return SharedHost(MemoryRendezvousBackend(), "run", "memory", 9.0, clock or ManualClock())
 
 
-def test_watchers_are_told_by_the_step_in_order_and_once() -> None:
+def test_watchers_see_each_step_once_and_in_order() -> None:
     host = alone()
     heard: list[View] = []
     end = host.watch(heard.append)
@@ -113,7 +113,7 @@ def test_watchers_are_told_by_the_step_in_order_and_once() -> None:
     assert len(heard) == 1
 
 
-def test_the_pause_is_until_the_next_beat() -> None:
+def test_pause_lasts_until_the_next_heartbeat() -> None:
     host = alone()
     assert host.step() == 5.0  # a run that is not open has the default lease
     node = Node(id="a", address="h", port=1)
@@ -128,7 +128,7 @@ def test_one_call_at_a_time() -> None:
         host.ask(lambda _: [], Deadline(0.02))
 
 
-def test_the_thread_ends() -> None:
+def test_thread_ends() -> None:
     host = alone()
     host.start()
     thread = host._thread

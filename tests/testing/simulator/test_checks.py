@@ -18,7 +18,7 @@ def has_any(plan: Plan, kinds: tuple[Kind, ...]) -> bool:
 
 @pytest.mark.search
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_planted_fault_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_detected(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     case.plant(monkeypatch)
     seeds: Iterable[int] = range(case.seeds)
     if case.about:
@@ -32,7 +32,7 @@ def test_at_least_ten_kinds_are_planted() -> None:
     assert len({case.plant for case in CASES}) >= 20
 
 
-def test_a_loss_must_come_after_a_lease_of_silence() -> None:
+def test_loss_comes_only_after_a_silent_lease() -> None:
     world = a_serverless_world()
     checker, settings = world.checker, Settings(1, 2, lease_seconds=3.0)
     state = RunState("simulated")

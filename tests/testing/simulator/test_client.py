@@ -48,7 +48,7 @@ def test_a_silent_server_counts_as_gone() -> None:
     assert [view.connected for view in views] == [True, False]
 
 
-def test_a_request_is_sent_again_until_it_is_answered_or_given_up() -> None:
+def test_request_is_repeated_until_answered_or_given_up() -> None:
     world, answers = a_hosted_world(), list[bool]()
     world.truth.orders.add(("Close", ""))
     client = a_client(world)

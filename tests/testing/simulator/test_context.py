@@ -3,7 +3,7 @@ from rallypoint.testing.simulator import Plan
 from rallypoint.testing.simulator.context import LINES_KEPT, Simulation, Truth
 
 
-def test_a_transcript_is_kept_if_it_is_wanted_and_only_so_much_of_it() -> None:
+def test_transcript_is_optional_and_bounded() -> None:
     plan = Plan(1, 1, Settings(1, 1))
     silent, traced = Simulation(plan), Simulation(plan, trace=True)
     for _ in range(LINES_KEPT + 1):
@@ -15,12 +15,12 @@ def test_a_transcript_is_kept_if_it_is_wanted_and_only_so_much_of_it() -> None:
     assert traced.lines[0] == "    0.000  n0         something"
 
 
-def test_no_port_is_given_out_twice() -> None:
+def test_no_port_is_used_twice() -> None:
     simulation = Simulation(Plan(1, 1, Settings(1, 1)))
     assert simulation.next_port() != simulation.next_port()
 
 
-def test_the_truth_about_a_node_ends_before_now() -> None:
+def test_node_history_ends_before_now() -> None:
     truth = Truth()
     assert truth.heard("a", 5.0) is None
     truth.hear("a", 1.0, 0.0)

@@ -18,7 +18,7 @@ def test_every_kind(kind: Kind, shared: bool) -> None:
         assert world.faults.end >= (10.0 if kind in STEP_KINDS else at + 4.0)
 
 
-def test_blocks_outlive_the_server_that_they_were_made_for() -> None:
+def test_network_blocks_outlive_their_server() -> None:
     world = a_world(Fault(Kind.PART_UP, 2.0, 1, 6.0), Fault(Kind.SERVER_KILL, 3.0, seconds=1.0))
     seen: list[bool] = []
     look = lambda: seen.append(world.network.is_blocked("n1", "server2"))  # noqa: E731
@@ -30,7 +30,7 @@ def test_blocks_outlive_the_server_that_they_were_made_for() -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
 @pytest.mark.parametrize("kind", sorted(STEP_KINDS), ids=lambda kind: kind.name)
-def test_at_every_step_of_a_life(kind: Kind, shared: bool) -> None:
+def test_faults_at_every_step_of_a_node(kind: Kind, shared: bool) -> None:
     """case-C8: a node is killed, or stopped for two leases, at each step from join to loss."""
     went_on = Fault(Kind.KILL, 3.0, node=2)
     whole = a_world(went_on, shared=shared)

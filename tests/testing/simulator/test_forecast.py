@@ -9,7 +9,7 @@ def forecast(weather: Weather, nodes: int = 8, **settings: float) -> Forecast:
     return Job(nodes, given, weather, stop_seconds=1.0, seed=1).run()
 
 
-def test_a_calm_day_costs_nothing_but_its_beginning() -> None:
+def test_day_without_faults_costs_only_the_start() -> None:
     calm = forecast(CALM)
     assert (calm.failures, calm.rounds, calm.false_losses) == (0, 1, 0)
     assert calm.pauses == []
@@ -28,7 +28,7 @@ def test_failures_are_detected_by_grace_or_lease() -> None:
     assert silent.lost_seconds > told.lost_seconds
 
 
-def test_a_short_lease_takes_stalls_for_deaths() -> None:
+def test_short_lease_mistakes_pauses_for_deaths() -> None:
     weather = Weather(24.0, 1e12, stalls_per_hour=4.0, stall_seconds=4.0)
     short, long = forecast(weather, lease_seconds=3.0), forecast(weather, lease_seconds=60.0)
     assert short.stalls == long.stalls > 50

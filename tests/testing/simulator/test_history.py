@@ -16,12 +16,12 @@ SET_A, SET_B, READ = p.Set("k", b"a"), p.Set("k", b"b"), p.Peek("k")
 @pytest.mark.parametrize(
     ("result", "fits"), [(b"a", True), (b"b", True), (None, False), (b"c", False)]
 )
-def test_two_writes_at_once_are_seen_in_either_order(result: bytes | None, fits: bool) -> None:
+def test_concurrent_writes_may_be_in_either_order(result: bytes | None, fits: bool) -> None:
     calls = [call(0, 2, SET_A, None), call(1, 3, SET_B, None), call(4, 5, READ, result)]
     assert is_linearizable(calls) is fits
 
 
-def test_a_read_may_not_go_back_in_time() -> None:
+def test_read_may_not_go_back_in_time() -> None:
     calls = [
         call(0, 9, SET_A, None),
         call(1, 2, READ, b"a"),
@@ -31,7 +31,7 @@ def test_a_read_may_not_go_back_in_time() -> None:
     assert "no order of the calls about 'k'" in explain(calls)
 
 
-def test_a_call_in_doubt_may_have_happened_or_not_but_once() -> None:
+def test_call_in_doubt_happened_at_most_once() -> None:
     doubt = Call("c", p.Add("k", 1), 0.0)
     assert doubt.result is UNKNOWN
     for seen in (1, 2):
@@ -39,14 +39,14 @@ def test_a_call_in_doubt_may_have_happened_or_not_but_once() -> None:
     assert not is_linearizable([doubt, call(1, 2, p.Add("k", 1), 3)])
 
 
-def test_each_value_of_a_queue_is_given_out_once() -> None:
+def test_each_queue_value_is_delivered_once() -> None:
     push, pop = p.QueuePush("q", b"x"), p.QueuePop("q", 1.0)
     once = [call(0, 1, push, None), call(0, 2, pop, b"x")]
     assert explain(once) == ""
     assert explain([*once, call(0, 3, pop, b"x", "d")])
 
 
-def test_the_other_calls_are_known() -> None:
+def test_other_calls_have_a_model() -> None:
     calls = [
         call(0, 1, p.CompareSwap("k", None, b"1"), [True, b"1"]),
         call(2, 3, p.CompareSwap("k", b"x", b"2"), [False, b"1"]),
@@ -62,7 +62,7 @@ def test_the_other_calls_are_known() -> None:
         explain([call(0, 1, p.QueueLen("k"), 0)])
 
 
-def test_orders_that_come_to_the_same_are_looked_at_once() -> None:
+def test_equivalent_orders_are_checked_once() -> None:
     doubts = [Call("c", SET_A, 0.0) for _ in range(12)]  # 12! orders, and as many outcomes as 2
     assert not is_linearizable([*doubts, call(1, 2, READ, b"c")])
 

@@ -8,14 +8,14 @@ from rallypoint.core.state import Closed, Settings
 from rallypoint.testing.simulator import Fault, Kind
 
 
-def test_a_join_that_takes_too_long_is_given_up_with_a_reason() -> None:
+def test_join_that_takes_too_long_ends_with_a_reason() -> None:
     world = a_world(nodes=1, join_seconds=5.0)
     world.run()
     assert world.agents[0].exit is not None
     assert "within 5 s" in world.agents[0].exit.text
 
 
-def test_a_node_that_was_fenced_joins_under_another_id() -> None:
+def test_fenced_node_joins_under_a_new_id() -> None:
     world = a_world(Fault(Kind.PART, 2.0, node=1, seconds=6.0))
     world.run()
     agent = world.agents[1]
@@ -23,7 +23,7 @@ def test_a_node_that_was_fenced_joins_under_another_id() -> None:
     assert isinstance(agent.state.phase, decisions.Working)
 
 
-def test_a_spare_waits_until_it_is_not_needed() -> None:
+def test_spare_waits_until_the_run_finishes() -> None:
     settings = Settings(2, 2, last_call_seconds=0.0, lease_seconds=3.0)
     world = a_world(settings=settings, work_seconds=4.0)
     world.run()
@@ -31,7 +31,7 @@ def test_a_spare_waits_until_it_is_not_needed() -> None:
     assert len(world.truth.done) == 2
 
 
-def test_an_order_reaches_the_run_through_a_client_that_takes_no_part() -> None:
+def test_request_of_a_non_member_reaches_the_run() -> None:
     world = a_hosted_world()
     with world.watched():
         world.start()

@@ -55,7 +55,7 @@ def test_all_orders_of_events(name: str, pairs: list[tuple[str, ...]]) -> None:
     assert whole.states > 200 * len(pairs)
 
 
-def test_it_says_when_it_was_not_complete() -> None:
+def test_incomplete_search_says_so() -> None:
     report = explore(Settings(2, 3), limit_seconds=0.05)
     assert not report.complete
     assert "not complete" in report.line()

@@ -51,7 +51,7 @@ def test_bytes_come_in_order() -> None:
     assert pair.theirs.heard == bytes(range(50))
 
 
-def test_nobody_listens_or_nobody_answers() -> None:
+def test_no_listener_or_no_answer() -> None:
     pair = Pair()
     pair.network.connect(pair.client, None, pair.mine, pair.opened.append)
     pair.network.block("s", "c")
@@ -62,7 +62,7 @@ def test_nobody_listens_or_nobody_answers() -> None:
     assert pair.opened == [None, None]
 
 
-def test_what_is_sent_into_a_block_comes_later_in_order() -> None:
+def test_blocked_data_arrives_later_in_order() -> None:
     pair = Pair().connect()
     pair.mine.end.write(b"a")  # under way when the block begins
     pair.network.block("c", "s")
@@ -77,7 +77,7 @@ def test_what_is_sent_into_a_block_comes_later_in_order() -> None:
     assert pair.theirs.heard == b"abc"
 
 
-def test_closing_is_seen_after_what_was_sent() -> None:
+def test_close_arrives_after_sent_data() -> None:
     pair = Pair().connect()
     pair.mine.end.write(b"last words")
     pair.mine.end.close()
@@ -85,7 +85,7 @@ def test_closing_is_seen_after_what_was_sent() -> None:
     assert (pair.theirs.heard, pair.theirs.lost, pair.mine.lost) == (b"last words", 1, 1)
 
 
-def test_the_side_that_does_not_notice_a_cut_learns_it_when_it_sends() -> None:
+def test_unnoticed_disconnect_is_noticed_on_send() -> None:
     pair = Pair().connect()
     pair.network.cut(pair.client, "near")
     pair.run(1)
@@ -95,7 +95,7 @@ def test_the_side_that_does_not_notice_a_cut_learns_it_when_it_sends() -> None:
     assert pair.theirs.lost == 1
 
 
-def test_a_killed_process_is_noticed_and_a_vanished_machine_is_not() -> None:
+def test_killed_process_is_noticed_but_a_lost_machine_is_not() -> None:
     pair = Pair().connect()
     pair.client.kill()
     pair.run(1)

@@ -22,7 +22,7 @@ PLAN = Plan(
 )
 
 
-def test_calls_to_the_coordinator_hold_up_the_agent_as_in_reality() -> None:
+def test_coordinator_calls_block_the_agent_as_in_reality() -> None:
     world = a_world(Fault(Kind.SERVER_KILL, 3.0, seconds=2.0))
     agents = world.agents
     clock = world.clock
@@ -40,7 +40,7 @@ def test_calls_to_the_coordinator_hold_up_the_agent_as_in_reality() -> None:
     assert (("n0.1", 1)) in world.truth.failed
 
 
-def test_a_signal_makes_it_leave_and_exit() -> None:
+def test_signal_makes_the_agent_leave_and_exit() -> None:
     world = a_world(Fault(Kind.LEAVE, 3.0, node=2))
     world.run()
     agent = world.agents[2]
@@ -49,7 +49,7 @@ def test_a_signal_makes_it_leave_and_exit() -> None:
     assert agent.node_id in world.truth.left
 
 
-def test_each_join_says_the_same_of_the_node_but_for_its_port() -> None:
+def test_each_join_differs_only_in_its_port() -> None:
     world = a_world(slots=True)
     agent = world.make_agent(1, 2)
     one, two = agent.describe(), agent.describe()
@@ -65,7 +65,7 @@ def told(plan: Plan) -> str:
     return "\n".join(world.lines or [])
 
 
-def test_the_round_changes_once_all_ranks_have_saved() -> None:
+def test_round_changes_once_all_ranks_have_saved() -> None:
     lines = told(PLAN)
     asked, saved, joined = (
         re.search(pattern, lines)
@@ -81,7 +81,7 @@ def test_the_round_changes_once_all_ranks_have_saved() -> None:
     assert asked.start() < saved.start() < joined.start()
 
 
-def test_if_a_rank_is_gone_all_have_never_saved() -> None:
+def test_save_never_completes_with_a_lost_rank() -> None:
     world = make_world(PLAN)
     world.start()
     world.clock.run_until(3.0)
@@ -92,7 +92,7 @@ def test_if_a_rank_is_gone_all_have_never_saved() -> None:
     assert world.truth.saved == set()
 
 
-def test_an_agent_that_does_not_wait_for_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_does_not_wait_for_all_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_early(_saves: Saves, agent: object, ask: events.AskToSave) -> None:
         agent.put(events.WorkersSaved(ask.round, 1))  # type: ignore[attr-defined]
 
@@ -101,7 +101,7 @@ def test_an_agent_that_does_not_wait_for_all_is_caught(monkeypatch: pytest.Monke
         told(PLAN)
 
 
-def test_never_lets_newcomers_wait() -> None:
+def test_admit_never_keeps_newcomers_waiting() -> None:
     lines = told(msgspec.structs.replace(PLAN, admit="never"))
     assert "waits" in lines
     assert "round 2" not in lines

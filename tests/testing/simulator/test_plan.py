@@ -2,12 +2,12 @@ from rallypoint.rendezvous.settings import least_rejoin
 from rallypoint.testing.simulator.plan import STEP_KINDS, Kind, plan_from
 
 
-def test_a_seed_always_gives_the_same_plan() -> None:
+def test_same_seed_gives_the_same_plan() -> None:
     assert plan_from(7) == plan_from(7)
     assert plan_from(7) != plan_from(8)
 
 
-def test_many_seeds_have_every_kind_of_fault_and_of_world() -> None:
+def test_many_seeds_have_every_kind_of_fault() -> None:
     plans = [plan_from(seed) for seed in range(1500)]
     kinds = {fault.kind for plan in plans for fault in plan.faults}
     assert kinds == set(Kind)
@@ -22,7 +22,7 @@ def test_many_seeds_have_every_kind_of_fault_and_of_world() -> None:
         )
 
 
-def test_a_plan_is_read_by_people() -> None:
+def test_plan_is_readable() -> None:
     plan = next(p for p in map(plan_from, range(99)) if {f.kind for f in p.faults} & STEP_KINDS)
     text = "\n".join(plan.lines())
     assert text.startswith(f"seed {plan.seed}: {plan.nodes} nodes")

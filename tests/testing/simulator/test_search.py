@@ -38,7 +38,7 @@ def told(failure: FailedPlan) -> str:
 
 @pytest.mark.search
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
-def test_new_seeds_violate_nothing(shared: bool) -> None:
+def test_new_seeds_violate_no_rule(shared: bool) -> None:
     first = first_seed()
     print(f"from RALLYPOINT_SEED={first}")
     seeds = itertools.count(first)
@@ -47,7 +47,7 @@ def test_new_seeds_violate_nothing(shared: bool) -> None:
     assert found.failure is None, told(found.failure)
 
 
-def test_events_that_wait_for_others_violate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_events_violate_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with thousands of nodes (runs.py), which no simulated run has."""
     monkeypatch.setattr(runs, "AT_ONCE_NODES", 0)
     monkeypatch.setattr(runs, "SECONDS_A_NODE", 0.02)
@@ -57,12 +57,12 @@ def test_events_that_wait_for_others_violate_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("line", FAILED.read_text("utf-8").splitlines())
-def test_what_ever_failed_does_not_fail_again(line: str) -> None:
+def test_former_failures_do_not_return(line: str) -> None:
     again = attempt(msgspec.json.decode(line, type=FailedPlan).plan)
     assert again is None, story(again)
 
 
-def test_a_seed_gives_the_same_run_again() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     for shared in (False, True):
         seeds = range(40, 60)
         one = search(seeds, lambda seed: plan_from(seed, shared))  # noqa: B023
@@ -77,7 +77,7 @@ def only_leaves(seed: int) -> Plan:
     return msgspec.structs.replace(plan, faults=faults, join_seconds=1000.0)
 
 
-def test_a_failing_plan_is_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_plan_is_shrunk_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in CASES if case.name.startswith("L3"))
     case.plant(monkeypatch)
     failure = search(range(case.seeds), only_leaves).failure
@@ -91,7 +91,7 @@ def test_a_failing_plan_is_shrunk_and_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"RALLYPOINT_SEED={failure.plan.seed}" in text
 
 
-def test_a_crash_of_what_is_simulated_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_in_the_simulation_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(self: object) -> None:
         raise ZeroDivisionError
 
@@ -102,13 +102,13 @@ def test_a_crash_of_what_is_simulated_is_a_finding(monkeypatch: pytest.MonkeyPat
     assert attempt(failure.plan) is not None
 
 
-def test_the_seed_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RALLYPOINT_SEED", "77")
     assert first_seed() == 77
     monkeypatch.delenv("RALLYPOINT_SEED")
     assert first_seed() != first_seed()
 
 
-def test_a_plan_survives_its_line() -> None:
+def test_plan_round_trip_as_a_line() -> None:
     plan = plan_from(5)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan

@@ -13,7 +13,7 @@ OUTAGES = {
 }  # fmt: skip
 
 
-def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
+def test_restarted_server_continues_from_its_disk() -> None:
     world = a_hosted_world(Fault(Kind.SERVER_POWER, 3.0, seconds=1.0))
     world.run()
     assert (world.server.starts, world.server.life, world.server.disk.epoch) == (2, 0, 2)
@@ -21,7 +21,7 @@ def test_a_server_that_starts_again_goes_on_from_its_disk() -> None:
     assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.1", "n2.1"}
 
 
-def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
+def test_replaced_server_ends_when_it_continues() -> None:
     world = a_hosted_world(Fault(Kind.SERVER_TWIN, 3.0, seconds=5.0))
     world.start()
     world.clock.run_until(2.0)
@@ -38,7 +38,7 @@ def test_a_server_that_was_replaced_ends_when_it_goes_on() -> None:
     assert round_of(world) == (1, 3)
 
 
-def test_without_room_everything_waits() -> None:
+def test_full_disk_makes_everything_wait() -> None:
     world = a_hosted_world(Fault(Kind.SERVER_FULL, 0.0, seconds=4.0))
     with world.watched():
         world.start()
@@ -52,7 +52,7 @@ def state_of(world: HostedWorld) -> RunState | None:
     return world.server.state
 
 
-def test_a_disk_that_is_lost_is_another_life() -> None:
+def test_lost_disk_starts_a_new_epoch() -> None:
     world = a_hosted_world()
     world.server.start()
     assert state_of(world) == RunState(world.run_id)
@@ -63,7 +63,7 @@ def test_a_disk_that_is_lost_is_another_life() -> None:
     assert (world.server.starts, world.server.life) == (2, 1)
 
 
-def test_who_starts_first_is_the_server() -> None:
+def test_first_process_is_the_server() -> None:
     world = a_hosted_world()
     world.server.start()
     world.server.replace(1.0)
@@ -87,7 +87,7 @@ def outages(seed: int) -> Plan | None:
     ) if faults else None  # fmt: skip
 
 
-def test_outages_of_a_durable_server_cost_no_node() -> None:
+def test_outages_of_a_durable_server_lose_no_node() -> None:
     worlds = 0
     with quiet():
         for seed in range(900):

@@ -23,7 +23,7 @@ def test_settings_are_those_of_the_plan() -> None:
     assert core == Settings(1, 3, 2, 4, 0.001, 5.0, 1.0, 6.0, 0.5)
 
 
-def test_writes_do_race() -> None:
+def test_writes_race() -> None:
     world = a_world(shared=True)
     assert isinstance(world, ServerlessWorld)
     lost = 0
@@ -40,19 +40,19 @@ def test_writes_do_race() -> None:
     assert lost > 0, "nobody acted on what another one had changed meanwhile"
 
 
-def test_the_store_is_out_of_reach_for_a_while() -> None:
+def test_store_is_unreachable_for_a_while() -> None:
     world = a_world(Fault(Kind.SERVER_KILL, 3.0, seconds=2.0), shared=True)
     world.run()
     assert round_of(world) == (1, 3)
 
 
-def test_a_node_that_was_stopped_too_long_comes_back_as_another() -> None:
+def test_node_stopped_too_long_comes_back_under_a_new_id() -> None:
     world = a_world(Fault(Kind.PAUSE, 3.0, node=1, seconds=6.0), shared=True)
     world.run()
     assert {agent.node_id for agent in world.live()} == {"n0.1", "n1.2", "n2.1"}
 
 
-def test_a_node_that_was_stopped_in_a_call_makes_its_next_one_after_it(
+def test_stopped_node_finishes_its_call_before_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Made within it, it would wait for its turn: in real time, for the only thread there is."""
@@ -77,7 +77,7 @@ def test_a_node_that_was_stopped_in_a_call_makes_its_next_one_after_it(
     assert round_of(world) == (2, 3)
 
 
-def test_a_user_who_gives_up_on_an_order_harms_nobody_else() -> None:
+def test_abandoned_request_affects_nobody_else() -> None:
     away = Fault(Kind.SERVER_KILL, 3.0, seconds=CALL_SECONDS + 10.0)
     world = a_world(away, Fault(Kind.CLOSE, 4.0), shared=True)
     world.lines = []

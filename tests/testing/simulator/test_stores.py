@@ -19,7 +19,7 @@ def test_calls_are_made_and_kept() -> None:
         assert all(call.result is not UNKNOWN for _, call in client.history)
 
 
-def test_cuts_leave_no_doubt_as_long_as_the_server_lives() -> None:
+def test_disconnects_leave_no_doubt_while_the_server_lives() -> None:
     cuts = tuple(
         Fault(kind, 0.7 * i, FIRST_STORE, 0.5)
         for i, kind in enumerate(3 * [Kind.CUT, Kind.CUT_NEAR, Kind.CUT_FAR, Kind.PART])
@@ -32,7 +32,7 @@ def test_cuts_leave_no_doubt_as_long_as_the_server_lives() -> None:
     assert sum(isinstance(call.request, p.Add) for _, call in client.history) > 1
 
 
-def test_a_new_server_leaves_calls_in_doubt() -> None:
+def test_new_server_leaves_calls_in_doubt() -> None:
     doubts = 0
     for at in range(2, 12):
         world = a_world(Fault(Kind.SERVER_LOST, at / 2, seconds=0.5), stores=3, seed=at)
@@ -41,7 +41,7 @@ def test_a_new_server_leaves_calls_in_doubt() -> None:
     assert doubts
 
 
-def test_seen_holds_what_is_still_open() -> None:
+def test_open_requests_are_recorded() -> None:
     world = a_hosted_world(stores=1)
     world.server.start()
     client = StoreClient(world, world.server, 7)

@@ -19,7 +19,7 @@ def test_callbacks_come_in_order_of_time() -> None:
     assert seen == ["early", "late"]
 
 
-def test_a_paused_process_catches_up_in_order() -> None:
+def test_paused_process_catches_up_in_order() -> None:
     clock, process, seen = a_process()
     process.call_later(1.0, seen.append, "a")
     process.call_later(2.0, seen.append, "b")
@@ -36,7 +36,7 @@ def test_a_paused_process_catches_up_in_order() -> None:
     assert process.paused_seconds() == 4.0
 
 
-def test_a_killed_process_does_nothing_any_more() -> None:
+def test_killed_process_does_nothing() -> None:
     clock, process, seen = a_process()
     process.on_death.append(lambda: seen.append("died"))
     process.call_later(1.0, seen.append, "never")
@@ -46,7 +46,7 @@ def test_a_killed_process_does_nothing_any_more() -> None:
     assert seen == ["died"]
 
 
-def test_a_jump_of_the_clock_brings_its_own_timers_forward() -> None:
+def test_clock_jump_fires_its_own_timers() -> None:
     clock, process, seen = a_process()
     process.call_later(10.0, seen.append, "timer")
     clock.add(process, 10.0, False, seen.append, "message")
@@ -56,7 +56,7 @@ def test_a_jump_of_the_clock_brings_its_own_timers_forward() -> None:
     assert seen == ["timer"]
 
 
-def test_running_ends_when_told_so() -> None:
+def test_simulation_ends_on_request() -> None:
     clock, process, seen = a_process()
     for at in range(5):
         process.call_later(at, seen.append, "x")
@@ -64,7 +64,7 @@ def test_running_ends_when_told_so() -> None:
     assert (len(seen), clock.now) == (2, 1.0)
 
 
-def test_a_coroutine_that_would_wait_is_refused() -> None:
+def test_waiting_coroutine_is_refused() -> None:
     class Waits:
         def __await__(self):  # type: ignore[no-untyped-def]
             yield

@@ -44,7 +44,7 @@ def round_of(world: World) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
-def test_nothing_goes_wrong(shared: bool) -> None:
+def test_run_without_faults(shared: bool) -> None:
     world = a_world(shared=shared)
     result = world.run()
     assert round_of(world) == (1, 3)
@@ -54,14 +54,14 @@ def test_nothing_goes_wrong(shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
 @pytest.mark.parametrize("kind", [Kind.KILL, Kind.VANISH, Kind.LEAVE])
-def test_a_node_goes_and_the_others_go_on(kind: Kind, shared: bool) -> None:
+def test_node_leaves_and_the_others_continue(kind: Kind, shared: bool) -> None:
     world = a_world(Fault(kind, 2.0, node=1), shared=shared)
     world.run()
     assert round_of(world) == (2, 2)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
-def test_a_new_node_is_taken_in(shared: bool) -> None:
+def test_newcomer_is_admitted(shared: bool) -> None:
     world = a_world(Fault(Kind.COME, 3.0), shared=shared)
     world.run()
     assert round_of(world) == (2, 4)
@@ -74,7 +74,7 @@ def test_workers_do_not_notice_a_short_outage(kind: Kind) -> None:
     assert round_of(world) == (1, 3)
 
 
-def test_a_server_that_forgets_everything_makes_all_come_anew() -> None:
+def test_all_nodes_rejoin_a_server_that_lost_its_state() -> None:
     world = a_world(Fault(Kind.SERVER_LOST, 3.0, seconds=1.0))
     world.run()
     assert world.server.life == 1
@@ -82,7 +82,7 @@ def test_a_server_that_forgets_everything_makes_all_come_anew() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
-def test_the_work_is_done(shared: bool) -> None:
+def test_work_is_finished(shared: bool) -> None:
     world = a_world(shared=shared, work_seconds=4.0)
     world.run()
     state = world.state()
@@ -93,14 +93,14 @@ def test_the_work_is_done(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["hosted", "shared"])
-def test_somebody_closes_the_run(shared: bool) -> None:
+def test_user_closes_the_run(shared: bool) -> None:
     world = a_world(Fault(Kind.CLOSE, 3.0), shared=shared)
     world.run()
     assert {agent.exit.code for agent in world.agents if agent.exit} == {4}
     assert not world.live()
 
 
-def test_a_world_that_does_not_settle_is_told_of() -> None:
+def test_simulation_that_does_not_settle_is_reported() -> None:
     world = a_world()
     world.server.start()
     agent = world.new_agent(0)

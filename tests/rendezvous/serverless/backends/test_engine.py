@@ -67,7 +67,7 @@ def test_errors_are_mapped_by_type(error: StoreError, mapped: type[Exception]) -
         assert caught.value.__cause__ is error
 
 
-def test_two_runs_do_not_meet() -> None:
+def test_two_runs_are_separate() -> None:
     engine = MemoryEngine()
     one, two = EngineRendezvousBackend(engine, "1"), EngineRendezvousBackend(engine, "2")
     answer = one.set_state(b"one")

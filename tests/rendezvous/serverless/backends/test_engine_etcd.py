@@ -42,7 +42,7 @@ def test_nodes_meet(etcd_server: EtcdServers, whole_url: bool) -> None:
     cases.nodes_meet_share_a_store_and_meet_again("etcd", endpoint)
 
 
-def test_an_outage_leaves_a_round_alone() -> None:
+def test_outage_does_not_disturb_a_round() -> None:
     server = EtcdServers(1)
     try:
         server.start()
@@ -54,7 +54,7 @@ def test_an_outage_leaves_a_round_alone() -> None:
         server.stop()
 
 
-def test_a_full_engine_leaves_a_round_alone() -> None:
+def test_full_database_does_not_disturb_a_round() -> None:
     server = EtcdServers(1, "--quota-backend-bytes", str(4 << 20))
     try:
         server.start()
@@ -65,7 +65,7 @@ def test_a_full_engine_leaves_a_round_alone() -> None:
         server.stop()
 
 
-def test_a_wrong_password() -> None:
+def test_wrong_password() -> None:
     server = EtcdServers(1)
     try:
         server.start()
@@ -76,12 +76,12 @@ def test_a_wrong_password() -> None:
         server.stop()
 
 
-def test_away_at_the_start() -> None:
+def test_backend_is_away_at_the_start() -> None:
     (port,) = free_ports(1)
     cases.an_engine_that_is_away_is_told("etcd", f"etcd://u:hidden@127.0.0.1:{port}/x")
 
 
-def test_the_password_is_in_no_text() -> None:
+def test_texts_contain_no_password() -> None:
     handler = cases.make("etcd", "etcd://user:hidden@127.0.0.1:1/x")
     assert "hidden" not in repr(handler)
     assert "hidden" not in repr(cases.parameters("etcd", "etcd://user:hidden@127.0.0.1:1/x"))

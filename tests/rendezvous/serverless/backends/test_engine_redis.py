@@ -42,7 +42,7 @@ def test_nodes_meet(redis_server: RedisServer, whole_url: bool) -> None:
     cases.nodes_meet_share_a_store_and_meet_again("redis", endpoint)
 
 
-def test_an_outage_leaves_a_round_alone() -> None:
+def test_outage_does_not_disturb_a_round() -> None:
     server = RedisServer("--appendfsync", "always")
     try:
         server.start()
@@ -54,7 +54,7 @@ def test_an_outage_leaves_a_round_alone() -> None:
         server.stop()
 
 
-def test_a_full_engine_leaves_a_round_alone() -> None:
+def test_full_database_does_not_disturb_a_round() -> None:
     server = RedisServer()
     control = RedisEngine("redis://127.0.0.1:" + str(server.port))._redis.client
     try:
@@ -69,7 +69,7 @@ def test_a_full_engine_leaves_a_round_alone() -> None:
         server.stop()
 
 
-def test_a_wrong_password() -> None:
+def test_wrong_password() -> None:
     server = RedisServer("--requirepass", "s3cret")
     try:
         server.start()
@@ -79,12 +79,12 @@ def test_a_wrong_password() -> None:
         server.stop()
 
 
-def test_away_at_the_start() -> None:
+def test_backend_is_away_at_the_start() -> None:
     (port,) = free_ports(1)
     cases.an_engine_that_is_away_is_told("redis", f"redis://u:hidden@127.0.0.1:{port}/x")
 
 
-def test_the_password_is_in_no_text() -> None:
+def test_texts_contain_no_password() -> None:
     handler = cases.make("redis", "redis://user:hidden@127.0.0.1:1/x")
     assert "hidden" not in repr(handler)
     assert "hidden" not in repr(cases.parameters("redis", "redis://user:hidden@127.0.0.1:1/x"))

@@ -65,7 +65,7 @@ def test_errors_are_mapped_by_type(error: StoreError, mapped: type[Exception]) -
         assert "core" in str(caught.value)
 
 
-def test_two_runs_do_not_meet() -> None:
+def test_two_runs_are_separate() -> None:
     store = MemoryStore()
     one, two = StoreRendezvousBackend(store, "1"), StoreRendezvousBackend(store, "2")
     one.set_state(b"one")
@@ -73,7 +73,7 @@ def test_two_runs_do_not_meet() -> None:
     assert one.name == "core"
 
 
-def test_a_foreign_value_is_named() -> None:
+def test_foreign_value_is_named() -> None:
     store = MemoryStore()
     backend = StoreRendezvousBackend(store, "run")
     backend.set_state(b"x")
@@ -83,7 +83,7 @@ def test_a_foreign_value_is_named() -> None:
         backend.get_state()
 
 
-def test_a_token_of_another_run_writes_nothing() -> None:
+def test_fencing_token_of_another_run_writes_nothing() -> None:
     store = MemoryStore()
     one, two = StoreRendezvousBackend(store, "1"), StoreRendezvousBackend(store, "2")
     answer = one.set_state(b"one")
