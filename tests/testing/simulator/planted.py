@@ -31,8 +31,8 @@ from rallypoint.server import connection, runs, store_host
 from rallypoint.server.journal import records
 from rallypoint.server.journal.group_commit import GroupCommit
 from rallypoint.testing.simulator import Kind
-from rallypoint.testing.simulator.cas_store import Cell
-from rallypoint.testing.simulator.disk import SimulatedJournal, SimulatedWriter
+from rallypoint.testing.simulator.server import SimulatedJournal, SimulatedWriter
+from rallypoint.testing.simulator.serverless import Cell
 
 Patch = pytest.MonkeyPatch
 change = msgspec.structs.replace

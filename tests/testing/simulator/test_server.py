@@ -1,12 +1,18 @@
 """The simulated server: durable, replaced, without room; and what such faults cost a run."""
 
 import msgspec
+import pytest
 from tests.testing.simulator.test_world import a_hosted_world, round_of
 
 from rallypoint.core.state import RunState
+from rallypoint.deadline import Deadline
+from rallypoint.errors import JournalFullError, JournalLostError
+from rallypoint.testing.journal_suite import JournalSuite
 from rallypoint.testing.simulator import Fault, HostedWorld, Kind, make_world, plan_from
 from rallypoint.testing.simulator.plan import Plan
 from rallypoint.testing.simulator.search import quiet
+from rallypoint.testing.simulator.server import LEASE_SECONDS, Disk, SimulatedJournal
+from rallypoint.testing.simulator.virtual_clock import Process, VirtualClock
 
 OUTAGES = {
     Kind.SERVER_KILL, Kind.SERVER_POWER, Kind.SERVER_TWIN, Kind.SERVER_FULL, Kind.SERVER_PAUSE,
@@ -98,3 +104,66 @@ def test_outages_of_a_durable_server_lose_no_node() -> None:
                 world.run()
                 assert not world.truth.fenced, plan.lines()
     assert worlds > 250
+
+
+NOW = Deadline(0.0)
+
+
+def process(clock: VirtualClock | None = None) -> Process:
+    return Process(clock or VirtualClock(1), "server", 100.0)
+
+
+class TestSimulatedJournal(JournalSuite):
+    takes_over = True
+
+    @pytest.fixture(autouse=True)
+    def disk(self) -> None:
+        self.place, self.clock = Disk(), VirtualClock(1)
+
+    def journal(self) -> SimulatedJournal:
+        return SimulatedJournal(self.place, process(self.clock))
+
+    def oust(self, journal: object) -> None:
+        self.place.epoch += 1
+        self.clock.run_until(self.clock.now + 2 * LEASE_SECONDS)
+
+
+def test_a_disk_loses_what_was_not_synced() -> None:
+    disk, durable = Disk(), list[str]()
+    disk.write({"a": b"1"}, lambda: durable.append("one"))
+    disk.sync()
+    disk.write({"a": b"2"}, lambda: durable.append("two"))
+    disk.lose_power()
+    assert disk.read() == {"a": b"1"}
+    disk.write({"a": None, "b": b"3"}, lambda: durable.append("three"))
+    assert disk.read() == {"b": b"3"}  # a process that ends leaves its cache
+    assert durable == ["one", "three"]
+    disk.wipe()
+    assert disk.read() == {}
+
+
+def test_a_full_disk_takes_nothing() -> None:
+    journal = SimulatedJournal(Disk(), process())
+    journal.open(NOW)
+    journal._disk.full = True
+    journal.commit({}, NOW)
+    with pytest.raises(JournalFullError):
+        journal.commit({"a": b""}, NOW)
+
+
+def test_a_journal_knows_how_long_it_leads_and_hears_when_it_does_not() -> None:
+    clock, disk, heard = VirtualClock(1), Disk(), list[JournalLostError]()
+    first, other = process(clock), process(clock)
+    journal = SimulatedJournal(disk, first)
+    journal.on_lost = heard.append
+    journal.open(NOW)
+    clock.run_until(10.0)
+    assert journal.may_answer()
+    first.pause()
+    clock.run_until(10.0 + LEASE_SECONDS)
+    assert not journal.may_answer()
+    SimulatedJournal(disk, other).open(NOW)
+    assert not heard
+    first.resume()
+    clock.run_until(11.0 + LEASE_SECONDS)
+    assert len(heard) == 1

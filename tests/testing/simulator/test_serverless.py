@@ -3,18 +3,24 @@
 from contextlib import AbstractContextManager
 
 import pytest
-from tests.testing.simulator.test_world import a_world, round_of
+from tests.testing.simulator.test_world import a_serverless_world, a_world, round_of
 
 from rallypoint.core.state import Settings
 from rallypoint.deadline import Deadline
+from rallypoint.errors import RendezvousConnectionError
 from rallypoint.rendezvous.serverless.host import SharedHost
 from rallypoint.testing.simulator import Fault, Kind, Plan
+from rallypoint.testing.simulator.context import Violation
 from rallypoint.testing.simulator.serverless import (
     CALL_SECONDS,
+    Cell,
+    Killed,
+    NodeBackend,
     ServerlessNode,
     ServerlessWorld,
     settings_of,
 )
+from rallypoint.testing.simulator.virtual_clock import Process
 
 
 def test_settings_are_those_of_the_plan() -> None:
@@ -84,3 +90,79 @@ def test_abandoned_request_affects_nobody_else() -> None:
     world.run()
     assert round_of(world) == (1, 3)
     assert any("user1 " in line and "request failed" in line for line in world.lines)
+
+
+def a_cell() -> tuple[Cell, NodeBackend, list[bytes]]:
+    world, stored = a_serverless_world(), list[bytes]()
+    cell = Cell(world, world.server.process, stored.append)
+    return cell, NodeBackend(cell, Process(world.clock, "n0", 0.0)), stored
+
+
+def test_it_compares_before_it_sets() -> None:
+    _cell, backend, stored = a_cell()
+    assert backend.name == "simulated"
+    assert backend.get_state() is None
+    assert backend.set_state(b"a") == (b"a", 1, True)
+    assert backend.set_state(b"b") == (b"a", 1, False)
+    assert backend.set_state(b"b", 1) == (b"b", 2, True)
+    assert backend.get_state() == (b"b", 2)
+    assert stored == [b"a", b"b"]
+
+
+def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() -> None:
+    cell, backend, _stored = a_cell()
+    cell.simulation.network.block("store", "n0")
+    with pytest.raises(RendezvousConnectionError, match="answer"):
+        backend.set_state(b"a")
+    cell.simulation.network.block("n0", "store")
+    with pytest.raises(RendezvousConnectionError, match="reach"):
+        backend.set_state(b"b")
+    assert cell.data == b"a"
+
+
+def test_others_go_on_while_one_waits() -> None:
+    cell, backend, _stored = a_cell()
+    other, seen = Process(cell.simulation.clock, "n1", 0.0), list[float]()
+    other.call_later(1.0, lambda: seen.append(other.time()))
+    backend.wait(2.0)
+    assert seen == [1.0]
+    assert cell.simulation.clock.now == 2.0
+
+
+def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
+    cell, backend, _stored = a_cell()
+    clock, process = cell.simulation.clock, backend._process
+    clock.add(clock.world, 0.5, False, process.pause)
+    clock.add(clock.world, 5.0, False, process.resume)
+    backend.wait(1.0)
+    assert clock.now >= 5.0, "it was stopped, and returned only once it went on"
+    clock.add(clock.world, 0.5, False, process.kill)
+    with pytest.raises(Killed):
+        backend.wait(1.0)
+
+
+def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -> None:
+    _cell, backend, _stored = a_cell()
+    process, done = backend._process, list[str]()
+    clock = process.clock
+    process.call_later(0.7, done.append, "its own")
+    clock.add(clock.world, 0.5, False, process.pause)
+    clock.add(clock.world, 5.001, False, process.resume)  # within a slice
+    backend.wait(1.0)
+    assert clock.now > 5.001
+    assert done == []
+    clock.run_until(clock.now)
+    assert done == ["its own"]
+
+
+def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
+    cell, backend, _stored = a_cell()
+    other = Process(cell.simulation.clock, "n1", 0.0)
+
+    def fail() -> None:
+        raise RendezvousConnectionError("n1 gave up")
+
+    other.call_later(1.0, fail)
+    with pytest.raises(Violation, match="n1 gave up") as caught:
+        backend.wait(2.0)
+    assert caught.value.kind == "RendezvousConnectionError"

@@ -12,11 +12,10 @@ from rallypoint.rendezvous.view import View, needs_new_id
 from rallypoint.server import runs
 from rallypoint.testing.simulator.checks import HostedChecker, what_of
 from rallypoint.testing.simulator.client import NodeClient
-from rallypoint.testing.simulator.disk import Disk
 from rallypoint.testing.simulator.network import End
 from rallypoint.testing.simulator.node import CLOSE_SECONDS, LEAVE_SECONDS, Agent, AgentWorld
 from rallypoint.testing.simulator.plan import Plan
-from rallypoint.testing.simulator.server import SimulatedServer
+from rallypoint.testing.simulator.server import Disk, SimulatedServer
 from rallypoint.testing.simulator.stores import StoreClient
 from rallypoint.testing.simulator.virtual_clock import Process
 from rallypoint.testing.simulator.world import World
