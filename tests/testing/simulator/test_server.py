@@ -128,7 +128,7 @@ class TestSimulatedJournal(JournalSuite):
         self.clock.run_until(self.clock.now + 2 * LEASE_SECONDS)
 
 
-def test_a_disk_loses_what_was_not_synced() -> None:
+def test_disk_loses_unsynced_data() -> None:
     disk, durable = Disk(), list[str]()
     disk.write({"a": b"1"}, lambda: durable.append("one"))
     disk.sync()
@@ -142,7 +142,7 @@ def test_a_disk_loses_what_was_not_synced() -> None:
     assert disk.read() == {}
 
 
-def test_a_full_disk_takes_nothing() -> None:
+def test_full_disk_refuses_writes() -> None:
     journal = SimulatedJournal(Disk(), process())
     journal.open(NOW)
     journal._disk.full = True
@@ -151,7 +151,7 @@ def test_a_full_disk_takes_nothing() -> None:
         journal.commit({"a": b""}, NOW)
 
 
-def test_a_journal_knows_how_long_it_leads_and_hears_when_it_does_not() -> None:
+def test_journal_knows_its_lease_and_its_end() -> None:
     clock, disk, heard = VirtualClock(1), Disk(), list[JournalLostError]()
     first, other = process(clock), process(clock)
     journal = SimulatedJournal(disk, first)

@@ -98,7 +98,7 @@ def a_cell() -> tuple[Cell, NodeBackend, list[bytes]]:
     return cell, NodeBackend(cell, Process(world.clock, "n0", 0.0)), stored
 
 
-def test_it_compares_before_it_sets() -> None:
+def test_cas_compares_before_it_sets() -> None:
     _cell, backend, stored = a_cell()
     assert backend.name == "simulated"
     assert backend.get_state() is None
@@ -109,7 +109,7 @@ def test_it_compares_before_it_sets() -> None:
     assert stored == [b"a", b"b"]
 
 
-def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() -> None:
+def test_missing_answer_leaves_the_write_in_doubt() -> None:
     cell, backend, _stored = a_cell()
     cell.simulation.network.block("store", "n0")
     with pytest.raises(RendezvousConnectionError, match="answer"):
@@ -120,7 +120,7 @@ def test_an_answer_that_does_not_come_leaves_it_open_whether_it_was_written() ->
     assert cell.data == b"a"
 
 
-def test_others_go_on_while_one_waits() -> None:
+def test_others_continue_while_one_waits() -> None:
     cell, backend, _stored = a_cell()
     other, seen = Process(cell.simulation.clock, "n1", 0.0), list[float]()
     other.call_later(1.0, lambda: seen.append(other.time()))
@@ -129,7 +129,7 @@ def test_others_go_on_while_one_waits() -> None:
     assert cell.simulation.clock.now == 2.0
 
 
-def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
+def test_call_of_a_process_that_dies_or_stops() -> None:
     cell, backend, _stored = a_cell()
     clock, process = cell.simulation.clock, backend._process
     clock.add(clock.world, 0.5, False, process.pause)
@@ -141,7 +141,7 @@ def test_a_call_of_a_process_that_dies_or_stops_meanwhile() -> None:
         backend.wait(1.0)
 
 
-def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -> None:
+def test_stopped_process_finishes_its_current_call_first() -> None:
     _cell, backend, _stored = a_cell()
     process, done = backend._process, list[str]()
     clock = process.clock
@@ -155,7 +155,7 @@ def test_what_a_stopped_process_has_to_do_comes_after_the_call_that_it_is_in() -
     assert done == ["its own"]
 
 
-def test_an_error_of_another_is_no_answer_to_the_one_that_waits() -> None:
+def test_error_of_another_call_is_not_an_answer() -> None:
     cell, backend, _stored = a_cell()
     other = Process(cell.simulation.clock, "n1", 0.0)
 
