@@ -1,7 +1,6 @@
-"""What the site needs beside the pages: links that leave docs/ become names of files.
+"""Turns links that leave docs/ into file names when the site is built.
 
-On the site there is no repository around the pages; a link to a source file would lead
-nowhere, so its target is told instead.
+The site contains only docs/, so a link to a source file would lead nowhere.
 """
 
 import re
@@ -16,11 +15,11 @@ def on_page_markdown(markdown: str, page: Any, **_more: Any) -> str:
     """Turn links to files outside of docs/ into text."""
     depth = page.file.src_uri.count("/") + 1
 
-    def told(found: re.Match[str]) -> str:
+    def as_text(found: re.Match[str]) -> str:
         text, target = found[1], found[2]
         if target.count("../") < depth:
             return found[0]
         path = target.replace("../", "")
         return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
 
-    return _OUTSIDE.sub(told, markdown)
+    return _OUTSIDE.sub(as_text, markdown)
