@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from rallypoint.core.advance import advance, timers
+from rallypoint.core.advance import TIMER_SETTINGS, advance, timers
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -23,6 +23,7 @@ from rallypoint.core.events import (
     Fail,
     Finish,
     Join,
+    LastCallOver,
     Leave,
     Lost,
     Notify,
@@ -137,15 +138,8 @@ def events(state: RunState, settings: Settings) -> Iterator[tuple[str, Event]]:
     if not isinstance(state.phase, Closed):
         yield "close", Close("a user", "enough")
     for timer in timers(state):
-        yield TIMERS[type(timer).__name__], timer
-
-
-TIMERS = {
-    "LastCallOver": "last call over",
-    "RejoinOver": "rejoin_timeout",
-    "ReplacementWaitOver": "replacement_wait",
-    "SteadyOver": "steady_after",
-}
+        ends_last_call = isinstance(timer, LastCallOver)
+        yield "last call over" if ends_last_call else TIMER_SETTINGS[type(timer)], timer
 
 
 def diagram() -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rallypoint.core.state import Settings
 from rallypoint.net import protocol
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.settings import RendezvousSettings
@@ -32,6 +33,14 @@ def test_settings_follow_the_table() -> None:
     assert core.rejoin_timeout_seconds == defaults.value("rejoin_timeout")
     product = defaults.value("keep_alive_interval") * defaults.value("keep_alive_max_attempt")
     assert product == defaults.value("lease")
+
+
+def test_shared_settings_have_the_same_defaults_in_the_state() -> None:
+    shared = {row.name: row.default for row in defaults.DEFAULTS if row.is_shared}
+    held = Settings(1, 1)
+    found = {name: getattr(held, name, getattr(held, f"{name}_seconds", None)) for name in shared}
+    assert found == shared
+    assert RendezvousSettings("run", 1, 1).core() == held
 
 
 def test_names_flags_and_variables_are_unique() -> None:

@@ -146,6 +146,22 @@ def test_newcomer_settings_are_compared() -> None:
     assert RendezvousSettings("run", 1, 2).core().admit is None
 
 
+def test_unknown_settings_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="no such setting: steady, wait"):
+        RendezvousSettings("run", 1, 2, wait=1, steady=2)
+
+
+def test_every_shared_setting_is_an_argument_a_parameter_and_an_attribute() -> None:
+    rows = [row for row in defaults.DEFAULTS if row.is_shared and row.name != "last_call"]
+    given: dict[str, Any] = {row.name: 7 for row in rows}
+    settings = RendezvousSettings("run", 1, 2, None, **given)
+    params = RendezvousParameters("core", "h:1", "run", 1, 2, config=given)
+    assert RendezvousSettings.from_params(params).core() == settings.core()
+    for row in rows:
+        expected = seconds(7) if row.unit == "s" else 7
+        assert getattr(settings, row.name) == settings.value(row.name) == expected
+
+
 def test_equal_and_frozen() -> None:
     settings = RendezvousSettings("run", 1, 2)
     assert settings == RendezvousSettings("run", 1, 2)

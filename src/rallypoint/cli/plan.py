@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def make_plan(
     settings = RendezvousSettings.from_params(params)
     effective = {name: _text(value) for name, value in _shown(options).items()}
     effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
-    effective |= {"max_restarts": str(restarts), **_durations(settings)}
+    effective |= {"max_restarts": str(restarts), **_held(settings)}
     return Plan(
         parameters=params,
         settings=settings,
@@ -349,21 +350,13 @@ def _store_url(backend: str, endpoint: str) -> str:
     return f"tcp://{endpoint.replace(' ', '')}"
 
 
-def _durations(settings: RendezvousSettings) -> dict[str, str]:
-    limits = settings.timeout
-    found = {
-        "join": limits.join,
-        "last_call": limits.last_call,
-        "close": limits.close,
-        "lease": settings.lease,
-        "disconnect_grace": settings.disconnect_grace,
-        "replacement_wait": settings.replacement_wait,
-        "rejoin_timeout": settings.rejoin_timeout,
-        "steady_after": settings.steady_after,
-        "quarantine_time": settings.quarantine_time,
+def _held(settings: RendezvousSettings) -> dict[str, str]:
+    """Return the settings of the table as texts."""
+    found = {row.name: settings.value(row.name) for row in timing_rows()}
+    return {
+        name: f"{value.total_seconds():g} s" if isinstance(value, timedelta) else str(value)
+        for name, value in found.items()
     }
-    shown = {name: f"{value.total_seconds():g} s" for name, value in found.items()}
-    return {**shown, "quarantine_failures": str(settings.quarantine_failures)}
 
 
 def _text(value: object) -> str:

@@ -23,18 +23,9 @@ from rallypoint.core.state import (
 )
 
 NAMES_SHOWN = 5
-_SETTINGS = {  # what may be asked for otherwise (J6: the bounds may not), by parameter
-    "target_nodes": "target_nodes",
-    "max_restarts": "max_restarts",
-    "last_call_seconds": "last_call",
-    "lease_seconds": "lease",
-    "disconnect_grace_seconds": "disconnect_grace",
-    "replacement_wait_seconds": "replacement_wait",
-    "rejoin_timeout_seconds": "rejoin_timeout",
-    "steady_after_seconds": "steady_after",
-    "quarantine_failures": "quarantine_failures",
-    "quarantine_time_seconds": "quarantine_time",
-}
+_COMPARED = [  # settings that a newcomer may ask for otherwise (J6: the bounds may not)
+    name for name in Settings.__struct_fields__ if name not in ("min_nodes", "max_nodes", "admit")
+]
 _PHASE_NAMES = {
     Gathering: "gathering",
     LastCall: "last call",
@@ -126,8 +117,8 @@ def differences(held: Settings, asked: Settings) -> str:
         return ""
     known, given = (msgspec.structs.asdict(each) for each in (held, asked))
     other = [
-        f"{text}={_shown(known[name])} (not {_shown(given[name])})"
-        for name, text in _SETTINGS.items()
+        f"{name.removesuffix('_seconds')}={_shown(known[name])} (not {_shown(given[name])})"
+        for name in _COMPARED
         if known[name] != given[name]
     ]
     told = [", ".join(other) + ", which holds for all nodes"] if other else []

@@ -139,12 +139,13 @@ class RendezvousParameters:
         value = self.get(key, default)
         return None if value is None else as_int(key, value)
 
-    def get_as_seconds(self, name: str, *, zero: bool = False) -> float | None:
+    def get_as_seconds(self, name: str) -> float | None:
         """Return the duration `name` of the defaults table in seconds, None if not given.
 
         Raises:
             ParameterError: wrong, or given under two spellings with different values.
         """
+        zero = defaults.row(name).zero
         keys = [key for key in defaults.spellings(name) if self.config.get(key) is not None]
         given = {key: as_seconds(key, self.config[key], zero=zero) for key in keys}
         if len(set(given.values())) > 1:

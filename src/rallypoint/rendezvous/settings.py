@@ -1,19 +1,18 @@
 """`RendezvousSettings`: the configuration that all nodes of a run must agree on.
 
-The lease is the one figure behind all liveness: a node beats every third of it and is lost
-after as much silence. The field's older pair, `keep_alive_interval` and
-`keep_alive_max_attempt`, means the same: given explicitly, their product is the lease.
+Liveness has one figure, the lease: a node sends a heartbeat every third of it, and is lost after
+that much silence. The older pair `keep_alive_interval` and `keep_alive_max_attempt` means the
+same: if they are given, their product is the lease.
 
-Who is told of a new round stops its workers first, for as long as its own `stop_grace`, and is
-lost after the run's `rejoin_timeout` (rule G1). So no node asks for a rejoin timeout that its
-workers may outlast: one that is given is refused, one that is not follows from the stop grace.
-A node that stops longer than what the run was opened with allows has thus asked for more than
-that, and is told so like of any setting that differs (`core.explain.differences`).
+A node that is notified of a new round first stops its workers, for up to its `stop_grace`, and is
+lost after the run's `rejoin_timeout` (rule G1). A rejoin timeout that the workers may outlast is
+refused; without one, it follows from the stop grace. A node that joins a run whose rejoin timeout
+is too short for it is warned, as of any setting that differs (`core.explain.differences`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import timedelta
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rallypoint.core.state import Newcomers, Settings
 from rallypoint.errors import ParameterError
@@ -29,14 +28,25 @@ from rallypoint.rendezvous.parameters import (
 )
 
 Duration = float | timedelta | None
+_NAMES = [row.name for row in defaults.DEFAULTS if row.is_shared and row.name != "last_call"]
+"""The shared settings beside `last_call`, which is in `timeout`."""
 RETURN_SECONDS = 1.0
-"""What coming back takes at least, beside the workers' stopping: to be told, to kill, to join."""
+"""Least time to join again beside stopping the workers: to be notified, to kill, to connect."""
 AMPLE_SECONDS = 30.0
-"""The same with much to spare: large processes are slow to go even when they are killed."""
+"""The same with a wide margin: large processes end slowly even when they are killed."""
 
 
-def _duration(name: str, value: Duration, *, zero: bool = False) -> timedelta:
-    given = defaults.value(name) if value is None else as_seconds(name, value, zero=zero)
+def _read(name: str, value: Duration) -> timedelta | int:
+    """Return a setting as given, or its default; checked against its row of the table."""
+    row = defaults.row(name)
+    if row.unit == "s":
+        return _duration(name, value)
+    return as_int(name, row.default if value is None else value, 0 if row.zero else 1)
+
+
+def _duration(name: str, value: Duration) -> timedelta:
+    row = defaults.row(name)
+    given = row.default if value is None else as_seconds(name, value, zero=row.zero)
     return timedelta(seconds=given)
 
 
@@ -111,37 +121,42 @@ def _newcomers(value: object) -> Newcomers | None:
     return Newcomers(value)
 
 
-@dataclass(frozen=True, init=False)
-class RendezvousSettings:
-    """What the state machine of a run is opened with.
+if TYPE_CHECKING:
 
-    Durations are seconds or timedelta; they come back as timedelta.
+    class _Shared:
+        """The settings that all nodes of a run share; typed access is by `core()`."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Shared = make_dataclass("_Shared", _NAMES, frozen=True)
+
+
+@dataclass(frozen=True, init=False)
+class RendezvousSettings(_Shared):
+    """What a run is opened with.
+
+    Durations are given as seconds or timedelta, and are attributes as timedelta.
 
     Args:
         run_id: name of the run, not empty.
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round.
         timeout: join, last call, close, heartbeat.
-        keep_alive_interval: time between signs of life (a third of the lease).
-        keep_alive_max_attempt: signs of life that a lease holds (3).
+        keep_alive_interval: time between heartbeats (a third of the lease).
+        keep_alive_max_attempt: heartbeats within a lease (3).
         target_nodes: size at which a round seals at once, between min_nodes and max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit.
-        lease: silence after which a node is lost (15 s).
-        disconnect_grace: time for a cut connection to come back (1 s).
-        replacement_wait: wait for a replacement after a loss (0 s).
-        rejoin_timeout: how long a node that was told to join again may take (60 s, or 30 s more
-            than `stop_grace`).
-        steady_after: how long a round must work to end a row of failing ones (300 s).
-        quarantine_failures: rounds that one node may end by failing workers, of the last
-            `QUARANTINE_ROUNDS`, before it is kept out; 0: any number.
-        quarantine_time: how long it is kept out then (600 s).
-        stop_grace: how long this node's workers may take to stop, None if that is not known;
-            its own, and not shared.
+        stop_grace: how long this node's workers may take to stop, None if that is not known; not
+            shared with other nodes.
         admit: what this node's agent does about newcomers ("now", "checkpoint", "never"), None if
-            it does not say; its own, and compared.
+            it does not say; not shared, but compared.
+        **shared: the shared settings by name, such as `lease` or `steady_after`; see
+            docs/defaults.md for all of them, their defaults and ranges.
 
     Raises:
         ParameterError: names the parameter, its value and what is allowed.
+        TypeError: there is no setting of that name.
     """
 
     run_id: str
@@ -154,11 +169,7 @@ class RendezvousSettings:
     max_restarts: int | None
     lease: timedelta
     disconnect_grace: timedelta
-    replacement_wait: timedelta
     rejoin_timeout: timedelta
-    steady_after: timedelta
-    quarantine_failures: int
-    quarantine_time: timedelta
     stop_grace: timedelta | None
     admit: Newcomers | None
 
@@ -173,50 +184,49 @@ class RendezvousSettings:
         *,
         target_nodes: int | None = None,
         max_restarts: int | None = None,
-        lease: Duration = None,
-        disconnect_grace: Duration = None,
-        replacement_wait: Duration = None,
-        rejoin_timeout: Duration = None,
-        steady_after: Duration = None,
-        quarantine_failures: int | None = None,
-        quarantine_time: Duration = None,
         stop_grace: Duration = None,
         admit: str | None = None,
+        **shared: Duration,
     ) -> None:
+        if unknown := shared.keys() - set(_NAMES):
+            raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
         _check_run(run_id)
         least, most, target = _sizes(min_nodes, max_nodes, target_nodes)
         limits = timeout or RendezvousTimeout()
-        held = _lease(limits, keep_alive_interval, keep_alive_max_attempt, lease)
+        lease = _lease(limits, keep_alive_interval, keep_alive_max_attempt, shared.get("lease"))
         attempts = keep_alive_max_attempt or int(defaults.value("keep_alive_max_attempt"))
+        stop = None if stop_grace is None else _duration("stop_grace", stop_grace)
         restarts = None if max_restarts is None else as_int("max_restarts", max_restarts, 0)
-        grace = _duration("disconnect_grace", disconnect_grace, zero=True)
-        stop = None if stop_grace is None else _duration("stop_grace", stop_grace, zero=True)
-        values: dict[str, object] = {
+        grace = _duration("disconnect_grace", shared.get("disconnect_grace"))
+        values: dict[str, object] = {name: _read(name, shared.get(name)) for name in _NAMES}
+        values |= {
             "run_id": run_id,
             "min_nodes": least,
             "max_nodes": most,
             "timeout": limits,
-            "keep_alive_interval": held / attempts,
+            "keep_alive_interval": lease / attempts,
             "keep_alive_max_attempt": attempts,
             "target_nodes": target,
             "max_restarts": restarts,
-            "lease": held,
-            "disconnect_grace": min(grace, held),  # L1: never longer than the lease
-            "replacement_wait": _duration("replacement_wait", replacement_wait, zero=True),
-            "rejoin_timeout": _rejoin(rejoin_timeout, stop),
-            "steady_after": _duration("steady_after", steady_after),
-            "quarantine_failures": as_int("quarantine_failures", quarantine_failures or 0, 0),
-            "quarantine_time": _duration("quarantine_time", quarantine_time),
+            "lease": lease,
+            "disconnect_grace": min(grace, lease),  # L1: never longer than the lease
+            "rejoin_timeout": _rejoin(shared.get("rejoin_timeout"), stop),
             "stop_grace": stop,
             "admit": _newcomers(admit),
         }
         self.__dict__.update(values)
-        self.__dict__["_core"] = self._settings()  # not a field: nobody gives it
+        self.__dict__["_core"] = self._settings()  # no field: nobody gives it
 
     @classmethod
     def from_params(cls, params: RendezvousParameters) -> Self:
         """Return the settings that parameters ask for (ParameterError)."""
         interval = params.get("keep_alive_interval")
+        shared = {
+            name: params.get_as_seconds(name)
+            if defaults.row(name).unit == "s"
+            else params.get_as_int(name)
+            for name in _NAMES
+        }
         return cls(
             params.run_id,
             params.min_nodes,
@@ -226,16 +236,14 @@ class RendezvousSettings:
             params.get_as_int("keep_alive_max_attempt"),
             target_nodes=params.get_as_int("target_nodes"),
             max_restarts=params.get_as_int("max_restarts"),
-            lease=params.get_as_seconds("lease"),
-            disconnect_grace=params.get_as_seconds("disconnect_grace", zero=True),
-            replacement_wait=params.get_as_seconds("replacement_wait", zero=True),
-            rejoin_timeout=params.get_as_seconds("rejoin_timeout"),
-            steady_after=params.get_as_seconds("steady_after"),
-            quarantine_failures=params.get_as_int("quarantine_failures"),
-            quarantine_time=params.get_as_seconds("quarantine_time"),
-            stop_grace=params.get_as_seconds("stop_grace", zero=True),
+            stop_grace=params.get_as_seconds("stop_grace"),
             admit=params.get("admit"),
+            **shared,
         )
+
+    def value(self, name: str) -> Any:
+        """Return what holds for a name of the table: of these settings, or of `timeout`."""
+        return getattr(self.timeout if hasattr(RendezvousTimeout, name) else self, name)
 
     def core(self) -> Settings:
         """Return the part that is stored in the run's state."""
@@ -243,18 +251,8 @@ class RendezvousSettings:
         return core
 
     def _settings(self) -> Settings:
-        return Settings(
-            min_nodes=self.min_nodes,
-            max_nodes=self.max_nodes,
-            target_nodes=self.target_nodes,
-            max_restarts=self.max_restarts,
-            last_call_seconds=self.timeout.last_call.total_seconds(),
-            rejoin_timeout_seconds=self.rejoin_timeout.total_seconds(),
-            replacement_wait_seconds=self.replacement_wait.total_seconds(),
-            lease_seconds=self.lease.total_seconds(),
-            disconnect_grace_seconds=self.disconnect_grace.total_seconds(),
-            steady_after_seconds=self.steady_after.total_seconds(),
-            quarantine_failures=self.quarantine_failures,
-            quarantine_time_seconds=self.quarantine_time.total_seconds(),
-            admit=self.admit,
-        )
+        values: dict[str, Any] = {}
+        for field in Settings.__struct_fields__:
+            value = self.value(field.removesuffix("_seconds"))
+            values[field] = value.total_seconds() if isinstance(value, timedelta) else value
+        return Settings(**values)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from rallypoint.core import explain
+from rallypoint.core.advance import TIMER_SETTINGS
 from rallypoint.core.events import (
     ExclusionOver,
     LastCallOver,
@@ -32,11 +33,11 @@ from rallypoint.rendezvous.reports.history import History, ago
 SHUT_OUT_SHOWN = 16
 MISSING_SHOWN = 16
 
-_NAMES: dict[type, tuple[str, str]] = {
-    LastCallOver: ("last call for more nodes", "last_call"),
-    RejoinOver: ("members of the round before may join again", "rejoin_timeout"),
-    ReplacementWaitOver: ("a replacement may come", "replacement_wait"),
-    SteadyOver: ("the row of failing rounds is over", "steady_after"),
+_NAMES: dict[type, str] = {
+    LastCallOver: "last call for more nodes",
+    RejoinOver: "members of the round before may join again",
+    ReplacementWaitOver: "a replacement may come",
+    SteadyOver: "the row of failing rounds is over",
 }
 
 
@@ -89,7 +90,9 @@ def report_of(
 
 def _waits(running: Mapping[Timer, float | None]) -> list[RunningTimer]:
     return [
-        RunningTimer(*_NAMES[type(t)], left) for t, left in running.items() if type(t) in _NAMES
+        RunningTimer(_NAMES[type(t)], TIMER_SETTINGS[type(t)], left)
+        for t, left in running.items()
+        if type(t) in _NAMES
     ]
 
 

@@ -10,7 +10,7 @@ whoever made it; null where it is not known (a shared state holds no times).
 """
 
 import difflib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -149,20 +149,31 @@ class MemberStatus(msgspec.Struct, frozen=True):
     heard_seconds: float | None
 
 
-class SettingsStatus(msgspec.Struct, frozen=True):
-    """What a run was opened with (durations in seconds; null: no limit, or max_nodes)."""
+_SETTINGS = [  # name in the document, field of the core, type
+    (field.name.removesuffix("_seconds"), field.name, field.type)
+    for field in msgspec.structs.fields(Settings)
+    if field.name not in ("max_restarts", "admit")  # the first is in `budget`
+]
+if TYPE_CHECKING:
 
-    min_nodes: int
-    max_nodes: int
-    target_nodes: int | None
-    last_call: float
-    rejoin_timeout: float
-    replacement_wait: float
-    lease: float
-    disconnect_grace: float
-    steady_after: float = 300.0
-    quarantine_failures: int = 0
-    quarantine_time: float = 600.0
+    class SettingsStatus(msgspec.Struct, frozen=True):
+        """What a run was opened with."""
+
+        min_nodes: int
+        max_nodes: int
+        target_nodes: int | None
+
+else:
+    SettingsStatus = msgspec.defstruct(
+        "SettingsStatus",
+        [(name, kind) for name, _, kind in _SETTINGS],
+        frozen=True,
+        module=__name__,
+        namespace={
+            "__doc__": "What a run was opened with (durations in seconds; null: no limit, or "
+            "max_nodes)."
+        },
+    )
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -382,16 +393,5 @@ def _member(member: NodeStatus) -> MemberStatus:
 def _settings(settings: Settings | None) -> SettingsStatus | None:
     if settings is None:
         return None
-    return SettingsStatus(
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        target_nodes=settings.target_nodes,
-        last_call=settings.last_call_seconds,
-        rejoin_timeout=settings.rejoin_timeout_seconds,
-        replacement_wait=settings.replacement_wait_seconds,
-        lease=settings.lease_seconds,
-        disconnect_grace=settings.disconnect_grace_seconds,
-        steady_after=settings.steady_after_seconds,
-        quarantine_failures=settings.quarantine_failures,
-        quarantine_time=settings.quarantine_time_seconds,
-    )
+    values = {name: getattr(settings, field) for name, field, _ in _SETTINGS}
+    return msgspec.convert(values, SettingsStatus)
