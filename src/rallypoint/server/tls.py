@@ -9,7 +9,7 @@ does not speak TLS gets a plain goodbye that says so.
 import asyncio
 import logging
 import ssl
-from typing import Any, cast
+from typing import cast
 
 from rallypoint.net import protocol as p
 from rallypoint.net.tls import TLS, stamp
@@ -66,13 +66,22 @@ class TLSLayer(asyncio.Protocol):
         self._tls = tls.context.wrap_bio(self._in, self._out, server_side=True)
         self._connection = connection
         self._binding = tls.binding
-        self._has_begun = self._is_open = self._is_plain = self._has_ended = False
+        self._has_begun = False
+        self._is_open = False
+        self._is_plain = False
+        self._has_ended = False
 
     # -- protocol of the raw transport ----------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Be the connection's transport."""
-        self._raw = cast(asyncio.Transport, transport)
+        raw = self._raw = cast(asyncio.Transport, transport)
+        self.abort = raw.abort
+        self.is_closing = raw.is_closing
+        self.get_write_buffer_size = raw.get_write_buffer_size
+        self.pause_reading = raw.pause_reading
+        self.resume_reading = raw.resume_reading
+        self.get_extra_info = raw.get_extra_info
         self._connection.connection_made(cast(asyncio.Transport, self))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,27 +161,3 @@ class TLSLayer(asyncio.Protocol):
         if not self._has_ended and not self._raw.is_closing():
             self._has_ended = True
             self._raw.write_eof()
-
-    def abort(self) -> None:
-        """End at once."""
-        self._raw.abort()
-
-    def is_closing(self) -> bool:
-        """Return whether it has ended."""
-        return self._raw.is_closing()
-
-    def get_write_buffer_size(self) -> int:
-        """Return the bytes that the client has not read."""
-        return self._raw.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        """Take nothing more."""
-        self._raw.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Take more."""
-        self._raw.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the raw transport knows."""
-        return self._raw.get_extra_info(name, default)

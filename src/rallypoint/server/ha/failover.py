@@ -241,7 +241,9 @@ class Failover:
 
     async def _stand_by(self) -> tuple[Term, EngineJournal, Opened] | None:
         """Name the leader to clients until this process leads and has read what is stored."""
-        server = StandbyServer(self._options, self._duplicates(), self._engine.where, self._known)
+        server = StandbyServer(
+            self._options, self._duplicates(), self._engine.where, lambda: self._status
+        )
         async with self._running(server) as ended:
             while not self._stopping and not ended.done():
                 self._check()
@@ -250,9 +252,6 @@ class Failover:
                 elif (taken := await self._open(self._status.term)) is not None:
                     return taken
         return None
-
-    def _known(self) -> LeaderStatus:
-        return self._status
 
     async def _wait(self) -> None:
         """Wait for a change; with a limit until the database was reached once."""
