@@ -5,18 +5,16 @@ write: the next segment does not exist yet, the segments that it removes are unc
 leader's entry is ours (`engines.election`). So a leader that was paused or cut off, and wakes up
 while another one leads, changes nothing, whatever it believes.
 
-`open` returns once this process leads. A standby waits elsewhere (ha/leadership.py), and opens
-with a term that it has won already.
+Winning the election, and waiting for it, is done elsewhere (ha/leadership.py).
 """
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rallypoint.deadline import Deadline
 from rallypoint.engines.contract import Engine, Entry
-from rallypoint.engines.election import Election, Leader, NotLeadingError, Term
+from rallypoint.engines.election import Election, NotLeadingError, Term
 from rallypoint.errors import (
     JournalCorruptError,
     JournalError,
@@ -33,9 +31,6 @@ from rallypoint.server.journal.log_compaction import Segments, pack, replayed, u
 OFFICE = "server"
 LOG = "server/log/"
 READ_AT_ONCE = 8  # segments; each may be large
-GIVE_UP_SECONDS = 2.0
-
-logger = logging.getLogger("rallypoint.server")
 
 
 class EngineJournal(Journal):
@@ -44,24 +39,15 @@ class EngineJournal(Journal):
     Args:
         engine: client of the database.
         election: on this or another client of the same database.
-        term: won already; None: `open` stands for election.
-        leader: the candidate then.
+        term: that this process has won.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        election: Election,
-        term: Term | None = None,
-        leader: Leader | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, election: Election, term: Term) -> None:
         self.where = engine.where
         self.writes = 0
         self._engine = engine
         self._election = election
         self._term = term
-        self._leader = leader
-        self._won_here = term is None
         self._entries: dict[int, Entry] = {}  # without their values
         self._segments = Segments()
         self._lock = threading.Lock()
@@ -75,25 +61,7 @@ class EngineJournal(Journal):
 
     def open(self, deadline: Deadline) -> Opened:
         with self._mapped(deadline) as limit:
-            term = self._term = self._term or self._stand(limit)
-            found = list(self._read(limit))
-            return Opened(term.epoch, replayed(found))
-
-    def _stand(self, deadline: Deadline) -> Term:
-        if self._leader is None:
-            raise JournalLostError(f"{self.where}: nobody stands for election here")
-        while True:
-            term = self._election.try_to_lead(self._leader, deadline)
-            if term is not None:
-                return term
-            present = self._election.present(deadline)
-            if deadline.expired():
-                who = "another one" if present is None else present.leader.where
-                raise JournalLostError(
-                    f"{self.where}: {who} leads, and did all of the {deadline.timeout:g} s"
-                )
-            if present is not None:
-                self._election.wait(present, deadline)
+            return Opened(self._term.epoch, replayed(list(self._read(limit))))
 
     def _read(self, deadline: Deadline) -> Iterator[dict[str, bytes | None]]:
         """Read all segments, in their order."""
@@ -117,8 +85,6 @@ class EngineJournal(Journal):
     def commit(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> None:
         """Commit in one write, all or nothing."""
         term = self._term
-        if term is None:
-            raise JournalLostError(f"{self.where}: this server does not lead")
         with self._mapped(deadline) as limit:
             if changes:
                 self._write(term, changes, limit)
@@ -184,21 +150,11 @@ class EngineJournal(Journal):
             raise JournalError(str(error)) from error
 
     def close(self) -> None:
-        """Close the journal; a call that waits for the database ends.
-
-        A term that `open` has won is given up; one that was passed in is not.
-        """
+        """Close the journal; a call that waits for the database ends."""
         with self._lock:
-            closed, self._closed = self._closed, True
+            self._closed = True
             if self._attempt is not None:
                 self._attempt.cancel()
-        if self._won_here and self._term is not None and not closed:
-            try:
-                self._election.resign(self._term, Deadline(GIVE_UP_SECONDS))
-            except StoreError as error:
-                logger.warning(
-                    "the leadership was not given up, and ends with its lease: %s", error
-                )
 
 
 def _name(number: int) -> str:
