@@ -1,7 +1,7 @@
 """Rallypoint: nodes that come, go and die agree on who takes part in a distributed job.
 
-Every public name is here, imported when first used, so that `import rallypoint` costs a
-worker nothing. `rallypoint.worker` is the module for training scripts.
+Every public name is imported when it is first used, so `import rallypoint` is cheap.
+`rallypoint.worker` is the module for training scripts.
 """
 
 from importlib import import_module
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Listed twice: type checkers follow import statements only, and these must not run (test_init).
 _MODULES = {
     "rallypoint.errors": (
         "AuthenticationError ParameterError RallypointError StoreConnectionError StoreError "
@@ -78,7 +79,7 @@ _MODULES = {
     "rallypoint.store.tcp": "TCPStore",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-_OF_EXTRAS = ("EtcdStore", "RedisStore")  # no part of `import *`, which works without them
+_OF_EXTRAS = ("EtcdStore", "RedisStore")  # left out of `import *`, which works without the extras
 __all__ = [name for name in _WHERE if name not in _OF_EXTRAS]
 
 
@@ -88,7 +89,7 @@ def _start_server(*arguments: Any) -> in_process.HostedServer:
     return server
 
 
-in_process.provide(_start_server)  # the one place where a lower layer is given a higher one
+in_process.provide(_start_server)  # the one place that gives a lower layer a higher one
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,11 @@
-"""The wire format, and the typed requests that all stores share. PURE.
+"""The wire format, and the typed requests of all stores. PURE.
 
-A frame is a 4-byte big-endian length and a msgpack body. Every body is an array whose
-first element is the tag of its class below, so one typed decode checks shape, types and
-tag at once (msgspec); what does not fit is refused before any code of ours looks at it.
+A frame is a 4-byte big-endian length and a msgpack body. A body is an array: first the tag of
+its class below, then the fields in their order. One typed decode (msgspec) checks shape, types
+and tag, and rejects what does not fit. Keys are UTF-8 text, values are bytes, durations are
+seconds.
 
-A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMIT`):
+A connection begins with the handshake, in small frames (`HANDSHAKE_FRAME_LIMIT`):
 
     client                                server
     Hello(version, run, nonce, ...)  ->
@@ -12,13 +13,14 @@ A connection begins with the handshake, small frames only (`HANDSHAKE_FRAME_LIMI
     Proof(proof)                     ->
                                      <-   Welcome(epoch, resumed)        or Goodbye(code, reason)
 
-A client that has no token to prove sends its (empty) proof along with the hello.
+A client without a token sends its (empty) proof along with the hello.
 
-The Hello names the token by its key id (`keyring.key_id`). Each side's proof is
-HMAC-SHA256(token, role | client nonce | server nonce | client | run | key id | binding), with
-another role for each side, so neither a replay nor a reflection answers a challenge. The
-binding is the hash of the server's certificate where TLS is on (RFC 5929,
-tls-server-end-point), so that nobody in between can pass proofs on.
+The Hello names the token by its key id (`tokens.key_id`). Each side's proof is
+HMAC-SHA256(token, role | client nonce | server nonce | client | run | key id | binding). The two
+sides have different roles, so neither a replay nor a reflection answers a challenge. With TLS
+the binding is the hash of the server's certificate (RFC 5929, tls-server-end-point), so a
+machine in the middle cannot forward proofs.
+
 After Welcome the client sends `Call(id, request)` and rendezvous messages
 (`rallypoint.rendezvous.wire`), the server `Reply(id, result)` or `Failure(id, code, text)`.
 """
@@ -31,9 +33,9 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 29400  # torchrun's default rendezvous port
-HANDSHAKE_FRAME_LIMIT = 4 * 1024
-FRAME_LIMIT = 128 * 1024 * 1024
-KEY_LIMIT = 4 * 1024
+HANDSHAKE_FRAME_LIMIT = 4 * 1024  # bytes
+FRAME_LIMIT = 128 * 1024 * 1024  # bytes
+KEY_LIMIT = 4 * 1024  # bytes
 RUN_LIMIT = 256  # characters
 NONCE_BYTES = 16
 HEADER = struct.Struct(">I")
@@ -44,38 +46,43 @@ class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 # -- store requests -----------------------------------------------------------------------
-# A request that may wait has `timeout`: seconds, 0 for "do not wait", judged by the store.
+# `timeout` is how long the store lets a request wait, in seconds; 0: it does not wait. A wait
+# that reaches it fails with FAIL_TIMEOUT. The docstrings name what a request does, and after
+# "Result" what its Reply carries.
 
 
 class Set(_Body, frozen=True, tag=1):
-    """-> None."""
+    """Write a value. Result: None."""
 
     key: str
     value: bytes
 
 
 class Get(_Body, frozen=True, tag=2):
-    """-> bytes; waits for the key."""
+    """Wait for a key. Result: its value, bytes."""
 
     key: str
     timeout: float
 
 
 class Peek(_Body, frozen=True, tag=3):
-    """-> bytes or None."""
+    """Read a key. Result: bytes, or None without the key."""
 
     key: str
 
 
 class Add(_Body, frozen=True, tag=4):
-    """-> int."""
+    """Add to a decimal number, 0 without the key. Result: the sum, a 64-bit int."""
 
     key: str
     amount: int
 
 
 class CompareSet(_Body, frozen=True, tag=5):
-    """-> bytes that stand afterwards, or None: no key and something was expected."""
+    """Write `desired` if the value is `expected`, or if the key is missing and that is empty.
+
+    Result: the value afterwards; None: the key is missing and `expected` is not empty.
+    """
 
     key: str
     expected: bytes
@@ -83,7 +90,10 @@ class CompareSet(_Body, frozen=True, tag=5):
 
 
 class CompareSwap(_Body, frozen=True, tag=6):
-    """-> [swapped, bytes or None]; expected None means "no key"."""
+    """Write `desired` if the value is `expected`; None expects no key.
+
+    Result: [written (bool), the value afterwards (bytes or None)].
+    """
 
     key: str
     expected: bytes | None
@@ -91,78 +101,78 @@ class CompareSwap(_Body, frozen=True, tag=6):
 
 
 class Check(_Body, frozen=True, tag=7):
-    """-> bool: all are there."""
+    """Look for keys. Result: bool, whether all exist."""
 
     keys: list[str]
 
 
 class Wait(_Body, frozen=True, tag=8):
-    """-> None; waits for all keys."""
+    """Wait for all keys. Result: None."""
 
     keys: list[str]
     timeout: float
 
 
 class Delete(_Body, frozen=True, tag=9):
-    """-> bool: it was there."""
+    """Delete a key. Result: bool, whether it existed."""
 
     key: str
 
 
 class NumKeys(_Body, frozen=True, tag=10):
-    """-> int: keys that begin with `prefix`."""
+    """Count the keys that begin with `prefix`. Result: int."""
 
     prefix: str
 
 
 class List(_Body, frozen=True, tag=11):
-    """-> sorted list of keys that begin with `prefix`."""
+    """List the keys that begin with `prefix`. Result: list of str, sorted."""
 
     prefix: str
 
 
 class MultiGet(_Body, frozen=True, tag=12):
-    """-> list of bytes; waits for all keys."""
+    """Wait for all keys. Result: list of their values, in the order of `keys`."""
 
     keys: list[str]
     timeout: float
 
 
 class MultiSet(_Body, frozen=True, tag=13):
-    """-> None."""
+    """Write all pairs of key and value in one step. Result: None."""
 
     pairs: list[tuple[str, bytes]]
 
 
 class Append(_Body, frozen=True, tag=14):
-    """-> None."""
+    """Append to a value, empty without the key. Result: None."""
 
     key: str
     value: bytes
 
 
 class QueuePush(_Body, frozen=True, tag=15):
-    """-> None."""
+    """Append a value to a queue. Result: None."""
 
     key: str
     value: bytes
 
 
 class QueuePop(_Body, frozen=True, tag=16):
-    """-> bytes; waits for a value."""
+    """Wait for a value of a queue and remove the first one. Result: bytes."""
 
     key: str
     timeout: float
 
 
 class QueueLen(_Body, frozen=True, tag=17):
-    """-> int."""
+    """Count the values of a queue. Result: int."""
 
     key: str
 
 
 class Watch(_Body, frozen=True, tag=18):
-    """-> [version, bytes or None]; waits for a version above `since`."""
+    """Wait for a version of the key above `since`. Result: [version (int), bytes or None]."""
 
     key: str
     since: int
@@ -170,9 +180,12 @@ class Watch(_Body, frozen=True, tag=18):
 
 
 class Gather(_Body, frozen=True, tag=19):
-    """-> values in rank order (`collect`), or None; waits until `size` members have come.
+    """Wait until `size` members have called it: a barrier, all-gather or broadcast.
 
-    `rank` None counts members only. With `only_first`, the answer is rank 0's value alone.
+    Result: None, or with `collect` the values in rank order; with `only_first` only rank 0's.
+
+    `name`: of the group, after "b:" (barrier), "g:" (all-gather) or "c:" (broadcast).
+    `rank`: of this member, 0 to size - 1; None: members are only counted.
     """
 
     name: str
@@ -192,23 +205,26 @@ WaitingRequest = Get | Wait | MultiGet | QueuePop | Watch | Gather
 
 
 class Pipeline(_Body, frozen=True, tag=20):
-    """-> one result a request, in order; nothing of others comes in between."""
+    """Carry out requests in order, as one step. Result: list of their results."""
 
     requests: list[PlainRequest]
 
 
 StoreRequest = PlainRequest | WaitingRequest | Pipeline
 REPEATABLE = (Peek, Get, Check, Wait, NumKeys, List, MultiGet, QueueLen, Watch)
-"""Requests without an effect: they may be carried out any number of times."""
+"""Requests without an effect, which may be carried out any number of times."""
 
 # -- handshake ----------------------------------------------------------------------------
 
 
 class Hello(_Body, frozen=True, tag=100):
-    """First frame of a client. `client` is random for each client object, kept on reconnect.
+    """First frame of a client.
 
-    `key` names the token that it will prove, empty for none; with `worker`, the one that is
-    derived from it for this run's workers.
+    `version`: `PROTOCOL_VERSION`. `run`: run id, at most `RUN_LIMIT` characters.
+    `client`: random bytes of the client object, the same after a reconnect.
+    `nonce`: `NONCE_BYTES` random bytes, new each time. `software`: name and version, for logs.
+    `key`: key id of the token that the client will prove, empty for none; with `worker`, of the
+    token from which its worker token for this run is derived.
     """
 
     version: int
@@ -221,7 +237,7 @@ class Hello(_Body, frozen=True, tag=100):
 
 
 class Challenge(_Body, frozen=True, tag=101):
-    """The server's nonce and its proof (empty when the server asks for no token)."""
+    """The server's version, nonce and proof (empty when the server needs no token)."""
 
     version: int
     nonce: bytes
@@ -235,12 +251,14 @@ class Proof(_Body, frozen=True, tag=102):
 
 
 class Welcome(_Body, frozen=True, tag=103):
-    """The handshake is done. `resumed`: the server still knows this client's last calls.
+    """The handshake is done.
 
-    `record` numbers what it knows of them, among what the server of epoch `since` has come to
-    know: another pair than at the client's last handshake means that they were forgotten, and
-    that an answer which said so was lost. The epoch alone means no such thing: a server that
-    was started again from its journal knows what the one before it knew.
+    `epoch`: names this start of the server; grows with each start.
+    `resumed`: the server still has the results of this client's last calls.
+    `record`, `since`: number of the server's record of this client, and epoch of the server that
+    made the record. If the pair differs from that of the client's last handshake, the results
+    were dropped in between. The epoch alone does not tell: a server that restarts from its
+    journal has the records of its predecessor.
     """
 
     epoch: int
@@ -250,9 +268,10 @@ class Welcome(_Body, frozen=True, tag=103):
 
 
 class Goodbye(_Body, frozen=True, tag=104):
-    """The server closes the connection, and says why. Code: see `GOODBYE_*`.
+    """The server closes the connection.
 
-    `leader`: HOST:PORT of the server that leads, of one that stands by and knows it.
+    `code`: one of `GOODBYE_*`. `reason`: for people. `leader`: HOST:PORT of the leader, sent by
+    a standby server that knows it; else empty.
     """
 
     code: str
@@ -264,10 +283,11 @@ class Goodbye(_Body, frozen=True, tag=104):
 
 
 class Call(_Body, frozen=True, tag=110):
-    """A store request; `id` grows with each call of a client and is kept when sent again.
+    """A store request.
 
-    Calls below `low` have been answered to the client: the server forgets their results.
-    `acked` are answered calls above it, since one long wait must not hold back all others.
+    `id`: grows with each call of a client; a call that is sent again keeps it.
+    `low`: all calls below it have been answered; the server drops their results.
+    `acked`: answered calls above `low`, so that one long wait does not keep all later results.
     """
 
     id: int
@@ -284,15 +304,15 @@ class Reply(_Body, frozen=True, tag=111):
 
 
 class Bye(_Body, frozen=True, tag=113):
-    """The client will not come back: what is kept for it may be forgotten."""
+    """The client will not return: the server may drop what it keeps for it."""
 
 
 class Beat(_Body, frozen=True, tag=121):
-    """A sign of life: asked for by a client, and answered with the same."""
+    """A heartbeat: a client sends it, and the server answers with the same."""
 
 
 class Failure(_Body, frozen=True, tag=112):
-    """Call `id` failed: code is one of `FAIL_*`, text is for people."""
+    """Call `id` failed. `code`: one of `FAIL_*`. `text`: for people."""
 
     id: int
     code: str
@@ -327,7 +347,7 @@ _encode, _header = msgspec.msgpack.Encoder().encode, HEADER.pack
 
 
 def within(request: StoreRequest, seconds: float) -> StoreRequest:
-    """Return a request that waits at most so long; one that does not wait as it is."""
+    """Return the request with a timeout of `seconds`; one that never waits is unchanged."""
     if isinstance(request, WaitingRequest):
         return msgspec.structs.replace(request, timeout=seconds)
     return request
@@ -340,7 +360,7 @@ def frame(body: msgspec.Struct) -> bytes:
 
 
 def encoded(result: Any) -> msgspec.Raw:
-    """Return a result that many replies carry, encoded."""
+    """Return an encoded result, for many replies."""
     return msgspec.Raw(_encode(result))
 
 
@@ -356,9 +376,14 @@ def run_problem(run: str, limit: int = RUN_LIMIT) -> str:
 def proof(
     token: bytes, role: bytes, hello: Hello, server_nonce: bytes, binding: bytes = b""
 ) -> bytes:
-    """Return one side's proof that it knows the token (role: b"client" or b"server").
+    """Return one side's proof that it knows the token.
 
-    `binding` ties it to the TLS connection that carries it, b"" without TLS.
+    Args:
+        token: the secret.
+        role: b"client" or b"server".
+        hello: as the client sent it.
+        server_nonce: of the Challenge.
+        binding: of the TLS connection, b"" without TLS.
     """
     run = hello.run.encode("utf-8")
     key = hello.key + (b"worker" if hello.worker else b"")

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.settings import RendezvousSettings as RendezvousSettings
     from rallypoint.rendezvous.static import StaticTCPRendezvous as StaticTCPRendezvous
 
+# Listed twice: type checkers follow import statements only, and these must not run (test_init).
 _HERE = "rallypoint.rendezvous."
 _MODULES = {
     "rallypoint.errors": (

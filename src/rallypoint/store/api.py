@@ -2,17 +2,23 @@
 
 Guarantees of every store, checked by `rallypoint.testing.StoreSuite`:
 
-* each call is atomic and linearizable among all clients of the same store;
-* no call waits for ever: a call without a timeout uses the store's own (`timeout`, 300 s);
-* a call's own timeout holds for that call alone;
-* a thread that waits in one call holds up no other thread's call;
-* a value that was acknowledged is seen by every later read.
+* Each call is atomic and linearizable among all clients of the same store.
+* No call waits forever: a call without a timeout uses that of the store (`timeout`, 300 s).
+* A timeout given to a call holds for that call only.
+* A thread that waits in one call does not block the calls of other threads.
+* Once a write has returned, every later read sees it.
 
-Keys are str (or UTF-8 bytes); values are bytes (a str is encoded as UTF-8). Values come
-back as bytes. Durations are seconds or timedelta.
+A key is a str, or bytes that are UTF-8. A value is bytes, or a str, which is encoded as UTF-8;
+reads return bytes. A timeout is a number of seconds or a timedelta; None uses the store's own,
+0 does not wait.
 
-The subclass says how one typed request (`rallypoint.net.protocol`) is carried out, in
-`_call` and `_pipeline`; all public calls are written once, here.
+Every call may raise StoreConnectionError (no answer from the server), AuthenticationError (the
+token does not allow it), StoreLimitError (the store or the value is too large) and StoreValueError
+(the key is not UTF-8, or it holds a queue instead of a value, or the reverse). The errors named
+below come in addition.
+
+A subclass carries out one typed request (`rallypoint.net.protocol`) in `_call`; all public calls
+are written once, here.
 """
 
 import builtins
@@ -32,7 +38,7 @@ Timeout = float | timedelta | None
 
 
 def as_key(key: Key) -> str:
-    """Return a key as str; bytes are read as UTF-8 (StoreValueError if they are not)."""
+    """Return a key as str (StoreValueError: it is not UTF-8)."""
     if isinstance(key, str) and key.isascii():
         return key
     try:
@@ -44,7 +50,7 @@ def as_key(key: Key) -> str:
 
 
 def as_value(value: Value) -> bytes:
-    """Return a value as bytes; str is encoded as UTF-8."""
+    """Return a value as bytes."""
     if isinstance(value, bytes):
         return value
     return value.encode("utf-8") if isinstance(value, str) else bytes(value)
@@ -57,26 +63,31 @@ class Store(ABC):
 
     @abstractmethod
     def _call(self, request: p.StoreRequest, timeout: float) -> Any:
-        """Carry out one request; block at most `timeout` seconds where it waits.
+        """Carry out one request; see the request's class for its result.
 
-        Returns the result described on the request's class. Raises StoreTimeoutError when
-        the wait reached its limit, StoreValueError, StoreLimitError, StoreConnectionError.
+        Args:
+            request: the request; a timeout in it is `timeout`.
+            timeout: longest wait in seconds.
         """
 
     @abstractmethod
     def clone(self) -> "Store":
-        """Return an independent handle on the same data (its own connection, same keys)."""
+        """Return an independent handle on the same data, with a connection of its own."""
 
     def close(self) -> None:  # noqa: B027 - not every store holds something
-        """Release what this handle holds (connection, file); the data stays."""
+        """Release the connection or file of this handle; the data stays."""
 
     @property
     def timeout(self) -> timedelta:
-        """The limit of calls that name none."""
+        """The timeout of calls that are given none."""
         return timedelta(seconds=self._timeout_seconds)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set the limit of calls that name none (seconds or timedelta, above zero)."""
+        """Set the timeout of calls that are given none (ParameterError: not above zero).
+
+        Args:
+            timeout: seconds or timedelta.
+        """
         value = seconds(timeout)
         if not value > 0:
             raise ParameterError(f"timeout={timeout!r}: must be above zero seconds")
@@ -88,30 +99,33 @@ class Store(ABC):
     # -- one key ----------------------------------------------------------------------
 
     def set(self, key: Key, value: Value) -> None:
-        """Write `value`; returns once every later read will see it."""
+        """Write a value."""
         self._call(p.Set(as_key(key), as_value(value)), self._timeout_seconds)
 
     def get(self, key: Key, timeout: Timeout = None) -> bytes:
-        """Return the value, waiting for the key at most `timeout` (StoreTimeoutError)."""
+        """Return the value; wait for the key at most `timeout` seconds (StoreTimeoutError)."""
         limit = self._limit(timeout)
         result: bytes = self._call(p.Get(as_key(key), limit), limit)
         return result
 
     def get_nowait(self, key: Key, default: bytes | None = None) -> bytes | None:
-        """Return the value, or `default` when the key is missing; never waits."""
+        """Return the value, or `default` without the key; does not wait for it."""
         value: bytes | None = self._call(p.Peek(as_key(key)), self._timeout_seconds)
         return default if value is None else value
 
     def add(self, key: Key, amount: int) -> int:
-        """Add to the integer (decimal text) under `key`, 0 when missing; return the sum."""
+        """Add to a decimal number, which is 0 without the key; return the sum.
+
+        Raises StoreValueError if the value is no number, or the sum exceeds 64 bits.
+        """
         result: int = self._call(p.Add(as_key(key), int(amount)), self._timeout_seconds)
         return result
 
     def compare_set(self, key: Key, expected: Value, desired: Value) -> bytes:
-        """Write `desired` if the value equals `expected`, or is missing and that is empty.
+        """Write `desired` if the value is `expected`, or if the key is missing and that is empty.
 
-        Returns the value that stands afterwards; when the key is missing and `expected`
-        is not empty, nothing is written and `expected` is returned (torch's meaning).
+        Returns the value afterwards. If the key is missing and `expected` is not empty, nothing
+        is written and `expected` is returned, as by torch's stores.
         """
         wanted = as_value(expected)
         request = p.CompareSet(as_key(key), wanted, as_value(desired))
@@ -121,9 +135,9 @@ class Store(ABC):
     def compare_and_swap(
         self, key: Key, expected: Value | None, desired: Value
     ) -> tuple[bool, bytes | None]:
-        """Write `desired` if the value is exactly `expected`; None expects no key at all.
+        """Write `desired` if the value is exactly `expected`; None expects no key.
 
-        Returns whether it was written, and the value that stands afterwards (None: no key).
+        Returns whether it was written, and the value afterwards (None: no key).
         """
         wanted = None if expected is None else as_value(expected)
         request = p.CompareSwap(as_key(key), wanted, as_value(desired))
@@ -131,17 +145,23 @@ class Store(ABC):
         return swapped, current
 
     def delete_key(self, key: Key) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return whether it existed."""
         return bool(self._call(p.Delete(as_key(key)), self._timeout_seconds))
 
     def append(self, key: Key, value: Value) -> None:
-        """Append to the value under `key` (empty when missing)."""
+        """Append to the value, which is empty without the key."""
         self._call(p.Append(as_key(key), as_value(value)), self._timeout_seconds)
 
     def watch(self, key: Key, since: int = 0, timeout: Timeout = None) -> tuple[int, bytes | None]:
-        """Wait until the key's version is above `since`; return (version, value or None).
+        """Wait until the version of a key is above `since`; return (version, value or None).
 
-        Versions grow with every change of the key, deletion included; 0 is "never written".
+        A version grows with every change of the key, also when it is deleted; that of a key that
+        was never written is 0.
+
+        Args:
+            key: what to watch.
+            since: the last version seen.
+            timeout: longest wait in seconds (StoreTimeoutError).
         """
         limit = self._limit(timeout)
         version, value = self._call(p.Watch(as_key(key), since, limit), limit)
@@ -150,16 +170,19 @@ class Store(ABC):
     # -- many keys --------------------------------------------------------------------
 
     def check(self, keys: Iterable[Key]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         return bool(self._call(p.Check([as_key(k) for k in keys]), self._timeout_seconds))
 
     def wait(self, keys: Iterable[Key], timeout: Timeout = None) -> None:
-        """Wait until all keys are there (StoreTimeoutError names the missing ones)."""
+        """Wait until all keys exist, at most `timeout` seconds.
+
+        Raises StoreTimeoutError, which names the missing keys.
+        """
         limit = self._limit(timeout)
         self._call(p.Wait([as_key(k) for k in keys], limit), limit)
 
     def num_keys(self) -> int:
-        """Return how many keys the store holds (queues and counters included)."""
+        """Return the number of keys, queues and counters included."""
         result: int = self._call(p.NumKeys(""), self._timeout_seconds)
         return result
 
@@ -169,13 +192,16 @@ class Store(ABC):
         return result
 
     def multi_get(self, keys: Sequence[Key], timeout: Timeout = None) -> builtins.list[bytes]:
-        """Return the values of all keys, waiting for those that are missing."""
+        """Return the values in the order of the keys.
+
+        Waits for missing keys at most `timeout` seconds in all (StoreTimeoutError names them).
+        """
         limit = self._limit(timeout)
         result: list[bytes] = self._call(p.MultiGet([as_key(k) for k in keys], limit), limit)
         return result
 
     def multi_set(self, keys: Sequence[Key], values: Sequence[Value]) -> None:
-        """Write all pairs in one step; no reader sees a part of them."""
+        """Write all pairs in one step (ParameterError: not as many values as keys)."""
         if len(keys) != len(values):
             raise ParameterError(f"multi_set: {len(keys)} keys but {len(values)} values")
         pairs = [(as_key(k), as_value(v)) for k, v in zip(keys, values, strict=True)]
@@ -184,30 +210,38 @@ class Store(ABC):
     # -- queues -----------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
-        """Put a value at the end of the queue `key`."""
+        """Append a value to a queue."""
         self._call(p.QueuePush(as_key(key), as_value(value)), self._timeout_seconds)
 
     def queue_pop(self, key: Key, block: bool = True, timeout: Timeout = None) -> bytes:
-        """Take the first value of the queue; wait for one at most `timeout` if `block`.
+        """Remove the first value of a queue and return it.
 
-        Raises StoreTimeoutError, at once when `block` is false and the queue is empty.
+        Args:
+            key: name of the queue.
+            block: whether to wait for a value.
+            timeout: longest wait in seconds.
+
+        Raises StoreTimeoutError; without `block`, at once if the queue is empty.
         """
         limit = self._limit(timeout) if block else 0.0
         result: bytes = self._call(p.QueuePop(as_key(key), limit), limit)
         return result
 
     def queue_len(self, key: Key) -> int:
-        """Return the number of values in the queue (0 when there is none)."""
+        """Return the number of values in a queue."""
         result: int = self._call(p.QueueLen(as_key(key)), self._timeout_seconds)
         return result
 
     # -- groups -----------------------------------------------------------------------
 
     def barrier(self, name: Key, n: int, timeout: Timeout = None, rank: int | None = None) -> None:
-        """Wait until `n` members have called it; a timeout names the ranks that are missing.
+        """Wait until `n` members have called it. The name can be used again afterwards.
 
-        The name may be used again once a barrier is complete. Without `rank` members are
-        only counted.
+        Args:
+            name: of the barrier.
+            n: number of members.
+            timeout: longest wait in seconds (StoreTimeoutError names the missing ranks).
+            rank: of this member; None: members are only counted.
         """
         limit = self._limit(timeout)
         self._call(p.Gather("b:" + as_key(name), n, rank, b"", False, limit), limit)
@@ -215,7 +249,15 @@ class Store(ABC):
     def all_gather(
         self, name: Key, value: Value, rank: int, n: int, timeout: Timeout = None
     ) -> builtins.list[bytes]:
-        """Give `value` and return the values of all `n` members, in rank order."""
+        """Return the values of all `n` members, in rank order.
+
+        Args:
+            name: of the group; can be used again afterwards.
+            value: of this member.
+            rank: of this member, 0 to n - 1.
+            n: number of members.
+            timeout: longest wait in seconds (StoreTimeoutError names the missing ranks).
+        """
         limit = self._limit(timeout)
         request = p.Gather("g:" + as_key(name), n, rank, as_value(value), True, limit)
         result: list[bytes] = self._call(request, limit)
@@ -224,7 +266,15 @@ class Store(ABC):
     def broadcast(
         self, name: Key, value: Value | None, rank: int, n: int, timeout: Timeout = None
     ) -> bytes:
-        """Rank 0 gives `value`; all `n` members return it (the others' values are ignored)."""
+        """Return rank 0's value to all members.
+
+        Args:
+            name: of the group; can be used again afterwards.
+            value: of rank 0 (ParameterError: None); that of other ranks is ignored.
+            rank: of this member, 0 to n - 1.
+            n: number of members.
+            timeout: longest wait in seconds (StoreTimeoutError names the missing ranks).
+        """
         limit = self._limit(timeout)
         own = as_value(value) if rank == 0 and value is not None else b""
         if rank == 0 and value is None:
@@ -236,7 +286,7 @@ class Store(ABC):
     # -- many calls, one round trip ---------------------------------------------------
 
     def pipeline(self) -> "Pipeline":
-        """Collect calls and send them in one request (see `Pipeline`)."""
+        """Return a `Pipeline`, which sends several calls in one request."""
         return Pipeline(self)
 
     def __enter__(self) -> Self:
@@ -247,10 +297,10 @@ class Store(ABC):
 
 
 class Pipeline:
-    """Calls that are sent together and carried out in order, without others in between.
+    """Calls that are sent in one request and carried out in order, as one step.
 
-    Usable as a context manager: `with store.pipeline() as pipe: pipe.set("a", b"1")`;
-    the results are in `pipe.results` after the block. Calls that wait cannot be part of it.
+    As a context manager (`with store.pipeline() as pipe: pipe.set("a", b"1")`) it sends them at
+    the end of the block, and `pipe.results` has the results. It has no calls that wait.
     """
 
     def __init__(self, store: Store) -> None:
@@ -263,44 +313,44 @@ class Pipeline:
         return self
 
     def set(self, key: Key, value: Value) -> Self:
-        """Queue `Store.set`."""
+        """Add a `set`."""
         return self._add(p.Set(as_key(key), as_value(value)))
 
     def get_nowait(self, key: Key) -> Self:
-        """Queue `Store.get_nowait`; its result is the value or None."""
+        """Add a `get_nowait`; its result is the value or None."""
         return self._add(p.Peek(as_key(key)))
 
     def add(self, key: Key, amount: int) -> Self:
-        """Queue `Store.add`; its result is the sum."""
+        """Add a `add`; its result is the sum."""
         return self._add(p.Add(as_key(key), int(amount)))
 
     def append(self, key: Key, value: Value) -> Self:
-        """Queue `Store.append`."""
+        """Add a `append`."""
         return self._add(p.Append(as_key(key), as_value(value)))
 
     def check(self, keys: Iterable[Key]) -> Self:
-        """Queue `Store.check`."""
+        """Add a `check`."""
         return self._add(p.Check([as_key(k) for k in keys]))
 
     def compare_and_swap(self, key: Key, expected: Value | None, desired: Value) -> Self:
-        """Queue `Store.compare_and_swap`; its result is (swapped, current)."""
+        """Add a `compare_and_swap`; its result is (swapped, current)."""
         wanted = None if expected is None else as_value(expected)
         return self._add(p.CompareSwap(as_key(key), wanted, as_value(desired)))
 
     def delete_key(self, key: Key) -> Self:
-        """Queue `Store.delete_key`."""
+        """Add a `delete_key`."""
         return self._add(p.Delete(as_key(key)))
 
     def queue_push(self, key: Key, value: Value) -> Self:
-        """Queue `Store.queue_push`."""
+        """Add a `queue_push`."""
         return self._add(p.QueuePush(as_key(key), as_value(value)))
 
     def execute(self) -> list[Any]:
-        """Send what was collected; return one result a call, in order."""
+        """Send the calls; return their results in order."""
         requests, self._requests = self._requests, []
         if requests:
             results = self._store._call(p.Pipeline(requests), self._store._timeout_seconds)
-            # The wire has no tuples; a pair from afar is made what the local stores return.
+            # msgpack has no tuples: make a pair what the local stores return.
             self.results = [
                 tuple(result) if isinstance(request, p.CompareSwap) else result
                 for request, result in zip(requests, results, strict=True)
