@@ -83,7 +83,7 @@ USAGE = {
     ),
     "redirects without a place": (
         ["--standalone", "--redirects=3", "worker.py"],
-        ["--redirects needs a place for the files: give --log-dir DIR"],
+        ["--redirects needs --log-dir DIR"],
     ),
 }
 

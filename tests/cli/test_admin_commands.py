@@ -181,7 +181,7 @@ def test_slot_can_be_excluded_before_a_node_fills_it() -> None:
     [
         (["--node=nobody"], "has no such node; its nodes: "),
         ([], "no node given: give one of"),
-        (["--node=x", "--for=soon"], "'soon' is no duration"),
+        (["--node=x", "--for=soon"], "'soon' is not a duration"),
     ],
 )
 def test_bad_input_exits_with_2(argv: list[str], words: str) -> None:

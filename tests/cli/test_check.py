@@ -46,7 +46,7 @@ def test_a_node_that_is_not() -> None:
     assert result.exit_code == 1
     document = json.loads(result.stdout)
     assert (document["schema"], document["verdict"]) == ("rallypoint.check/1", "fail")
-    assert document["findings"][0]["remedy"].startswith("make room")
+    assert document["findings"][0]["remedy"].startswith("free some space")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_nodes_measure_each_other(fleet: Fleet) -> None:
     assert len(seen[0]) == 6
     late = fleet.rallypoint("late", *argv, "--nodes=3")
     assert late.wait() == 2
-    assert "each check a --run-id of its own" in late.err.text
+    assert "each check a new --run-id" in late.err.text
     alone = fleet.rallypoint("alone", *argv[:-1], "--run-id=check-2", "--nodes=2", "--wait=1")
     assert alone.wait() == 1
-    assert "1 of the nodes have not come" in alone.out.text
+    assert "1 of the nodes did not come" in alone.out.text

@@ -27,7 +27,7 @@ def test_a_picture_of_each_verdict() -> None:
 
 def test_nothing_wrong_is_said_too() -> None:
     well = [Finding("name", Verdict.OK, "fine")]
-    assert doctor.conclusion(well).plain == "nothing wrong was seen from here"
+    assert doctor.conclusion(well).plain == "no problem found from this machine"
 
 
 @pytest.mark.integration
@@ -37,10 +37,10 @@ def test_the_cause_and_the_exit_code() -> None:
         place = f"--endpoint=127.0.0.1:{cluster.server.port}"
         well = run(place, f"--run-id={cluster.run_id}")
         assert well.exit_code == 0, well.output
-        assert well.stdout.endswith("nothing wrong was seen from here\n")
+        assert well.stdout.endswith("no problem found from this machine\n")
         several = run(place, "--nnodes=1:4")
         assert several.exit_code == 0
-        assert "worth a look: whose: the endpoint is loopback" in several.stdout
+        assert "possible cause: whose: the endpoint is a loopback address" in several.stdout
     gone = run(f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=1")
     assert gone.exit_code == 1
     assert "likely cause: connect: 127.0.0.1: connection refused" in gone.stdout

@@ -87,10 +87,10 @@ def test_signals_are_read_in_any_spelling(passed_on: str, preempt: str, plan: Si
     ("passed_on", "preempt", "text"),
     [
         ("USR3", "", "--forward-signals USR3: no such signal; did you mean SIGUSR[12]"),
-        ("KILL", "", "--forward-signals SIGKILL: not to be passed on: it cannot be caught"),
+        ("KILL", "", "--forward-signals SIGKILL: cannot be forwarded: it cannot be caught"),
         ("TERM", "", "it ends the agent"),
-        ("", "INT", "--preempt-signal SIGINT: this signal cannot be a notice"),
-        ("USR1", "USR1", "SIGUSR1: give it to --forward-signals or to --preempt-signal"),
+        ("", "INT", "--preempt-signal SIGINT: this signal cannot be used for that"),
+        ("USR1", "USR1", "SIGUSR1: give it to only one of --forward-signals and --preempt-signal"),
     ],
 )
 def test_wrong_signals_are_refused(passed_on: str, preempt: str, text: str) -> None:
@@ -159,7 +159,7 @@ def test_the_signal_of_a_pending_change(given: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [("KILL", "--admit-signal SIGKILL: not for this: it cannot be caught"), ("USR7", "no such")],
+    [("KILL", "--admit-signal SIGKILL: cannot be used: it cannot be caught"), ("USR7", "no such")],
 )
 def test_signals_that_cannot_tell_of_a_change(given: str, text: str) -> None:
     with pytest.raises(ParameterError, match=text):

@@ -15,7 +15,7 @@ def test_durations(text: str, long: float) -> None:
 
 
 def test_what_is_none_is_refused_with_examples() -> None:
-    with pytest.raises(click.BadParameter, match="'soon' is no duration; write 30, 90s, 5m"):
+    with pytest.raises(click.BadParameter, match="'soon' is not a duration; write 30, 90s, 5m"):
         LONG.convert("soon", None, None)
 
 

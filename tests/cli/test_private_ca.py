@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from rallypoint.cli.private_ca import make_authority, make_certificate
+from rallypoint.cli.private_ca import make_ca, make_certificate
 from rallypoint.net.certificate import ends
 
 
 def test_what_a_certificate_says(tmp_path: Path) -> None:
-    ca = x509.load_pem_x509_certificate(make_authority(tmp_path).read_bytes())
+    ca = x509.load_pem_x509_certificate(make_ca(tmp_path).read_bytes())
     cert_path, _key = make_certificate(tmp_path, ["head", "10.0.0.1"], 30)
     cert = x509.load_pem_x509_certificate(cert_path.read_bytes())
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -27,7 +27,7 @@ def test_what_a_certificate_says(tmp_path: Path) -> None:
 
 
 def test_an_authority_of_another_kind_is_refused(tmp_path: Path) -> None:
-    make_authority(tmp_path)
+    make_ca(tmp_path)
     (tmp_path / "ca.key").write_text("none")
     with pytest.raises(ValueError, match=r".+"):
         make_certificate(tmp_path, ["head"], 1)

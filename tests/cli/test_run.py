@@ -20,7 +20,7 @@ def run(*argv: str, env: dict[str, str] | None = None) -> Result:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--nnodes", "4:2", "s.py"], "--nnodes 4:2: the most (2) is below the fewest (4)"),
+        (["--nnodes", "4:2", "s.py"], "--nnodes 4:2: the maximum (2) is below the minimum (4)"),
         ([], "no script given"),
         (["nope.py"], "no such script: 'nope.py'"),
         (
@@ -110,7 +110,7 @@ def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatc
     place = f"127.0.0.1:{free_port('127.0.0.1')}"
     result = run("--nnodes=2", f"--endpoint={place}", "--run-id=x", "--no-python", "true")
     assert result.exit_code == 0, result.output
-    assert looks[0].startswith("doctor: connect: 127.0.0.1: connection refused; nobody listens")
+    assert looks[0].startswith("doctor: connect: 127.0.0.1: connection refused; nothing listens")
 
 
 @pytest.mark.integration
@@ -138,7 +138,7 @@ def test_the_doctor_shows_the_token_that_the_nodes_file_holds_now(
         env={"RALLYPOINT_TOKEN_FILE": str(path)} if given == "variable" else {},
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "token: the server's token is another one than this node's" in looks[0]
+    assert "token: the server and this node have different tokens" in looks[0]
     assert "token" not in looks[1]
 
 

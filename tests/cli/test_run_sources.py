@@ -4,7 +4,7 @@ import pytest
 from tests.core.builders import a_node, a_settings
 
 from rallypoint.cli import run_sources
-from rallypoint.cli.run_sources import ServerSource, SharedSource, open_source
+from rallypoint.cli.run_sources import ServerlessSource, ServerSource, open_source
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Event, Join, Leave
 from rallypoint.core.state import RunState, encode_state
@@ -26,7 +26,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.backend = MemoryRendezvousBackend()
-        self.source = SharedSource(self.backend, "memory")
+        self.source = ServerlessSource(self.backend, "memory")
         self.state = RunState("job")
         self._token: object = None
 
@@ -83,7 +83,7 @@ def test_a_file_is_looked_at_and_never_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "run_id", "text"),
     [
-        ("file", None, "give --run-id"),
+        ("file", None, "needs --run-id"),
         ("static", "job", "give core, file, etcd or redis"),
         ("core", None, "the port 'x' is not a number"),
     ],

@@ -89,13 +89,13 @@ def test_an_endpoint_is_said_only_where_it_is_an_address() -> None:
 def test_a_wrong_choice_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(ParameterError, match="allowed are auto, none, a, b"):
         find({}, "c", lambda: readers(a=None, b=None))
-    with pytest.raises(ParameterError, match="its variables are not there"):
+    with pytest.raises(ParameterError, match="its variables are not set"):
         find({}, "a", lambda: readers(a=None))
 
 
 def test_two_schedulers_must_be_told_apart() -> None:
     both = readers(a={"nnodes": "1"}, b={"nnodes": "2"}, c=None)
-    with pytest.raises(ParameterError, match="that of a and b; say with --environment"):
+    with pytest.raises(ParameterError, match="matches a and b; choose one with --environment"):
         find({}, "auto", lambda: both)
     assert find({}, "b", lambda: both) == ("b", {"nnodes": "2"})
 
@@ -111,7 +111,7 @@ def test_a_reader_that_says_no_option_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scheduler_env, "find", lambda _env, _choice: ("lsf", {"colour": "red"}))
     result = CliRunner().invoke(main, ["run", "--no-python", "true"])
     assert result.exit_code == 2
-    assert "'lsf' says 'colour', which is no option" in result.stderr
+    assert "'lsf' returns 'colour', which is not an option" in result.stderr
 
 
 @pytest.mark.parametrize("more", [[], ["--standalone"]])

@@ -94,7 +94,7 @@ def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> No
 
 
 def test_an_option_without_a_value_is_named() -> None:
-    assert_one_line(serve("--bind=127.0.0.1:0", "--data-dir="), "--data-dir '' names no directory")
+    assert_one_line(serve("--bind=127.0.0.1:0", "--data-dir="), "--data-dir '': give a directory")
     assert_one_line(serve("--bind=127.0.0.1:0", "--token-file="), "token_file='' names no file")
 
 

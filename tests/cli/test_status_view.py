@@ -66,7 +66,7 @@ def test_a_run_that_waits() -> None:
 
 
 def test_a_server_without_runs() -> None:
-    assert "no run is known there" in shown(runs=0)
+    assert "the server has no runs" in shown(runs=0)
 
 
 def test_many_members_are_counted() -> None:

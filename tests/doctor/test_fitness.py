@@ -25,8 +25,8 @@ def mesh(*nodes: str, bad: str = "", seconds: float | None = None, trouble: str 
         (fitness.disk("/tmp", 3 * GIB, GIB), Verdict.OK, "/tmp has 3.0 GiB free"),
         (fitness.disk("/tmp", GIB // 2, GIB), Verdict.FAIL, "/tmp has 0.5 GiB free"),
         (fitness.no_disk("/data", "No such file"), Verdict.FAIL, "/data: No such file"),
-        (fitness.memory(2 * GIB, GIB), Verdict.OK, "2.0 GiB of memory are free"),
-        (fitness.memory(GIB, 2 * GIB), Verdict.FAIL, "1.0 GiB of memory are free"),
+        (fitness.memory(2 * GIB, GIB), Verdict.OK, "2.0 GiB of memory is free"),
+        (fitness.memory(GIB, 2 * GIB), Verdict.FAIL, "1.0 GiB of memory is free"),
         (fitness.clock(0.001, 1.0), Verdict.OK, "the wall clock ran evenly for 1 s"),
         (fitness.clock(-3600.0, 1.0), Verdict.WARN, "stepped by -3600.00 s within 1 s"),
         (fitness.gpus([], "did not answer in 5 s"), Verdict.FAIL, "nvidia-smi did not answer"),
@@ -44,7 +44,7 @@ def test_findings_of_measurements(finding: Finding, verdict: Verdict, text: str)
 def test_good_links() -> None:
     found = fitness.links(mesh("a", "b", "c"))
     assert found.verdict is Verdict.OK
-    assert found.text == "6 pairs, round trip 1 ms in the middle, worst a -> b (1 ms)"
+    assert found.text == "6 pairs, median round trip 1 ms, worst a -> b (1 ms)"
 
 
 def test_dead_links_name_the_worst_offender() -> None:
@@ -74,7 +74,7 @@ def test_only_few_pairs_are_listed() -> None:
 
 
 def test_absent_nodes_are_counted() -> None:
-    assert fitness.links([], 2).text == "2 of the nodes have not come to be measured"
+    assert fitness.links([], 2).text == "2 of the nodes did not come to be measured"
     assert fitness.links([]).verdict is Verdict.NOTE
 
 

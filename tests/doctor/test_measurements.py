@@ -40,7 +40,7 @@ def test_each_part_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     program(tmp_path, SMI)
     found = list(measurements.examine(paths[:1], 2**60 * GIB, 2**60 * GIB, 5.0))
     assert [finding.verdict for finding in found if finding.step != "clock"] == [Verdict.FAIL] * 3
-    assert found[-1].text == "memory errors that could not be corrected: GPU 2 (4)"
+    assert found[-1].text == "uncorrected memory errors: GPU 2 (4)"
 
 
 def test_clock_step_is_noticed() -> None:
@@ -104,7 +104,7 @@ def test_foreign_data_is_not_echoed() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     place = Place("b", LOOPBACK, stranger.getsockname()[1])
-    assert measurements.measure("a", place, 5.0).trouble == "it answered something else"
+    assert measurements.measure("a", place, 5.0).trouble == "unexpected answer"
     stranger.close()
 
 
@@ -120,7 +120,7 @@ def test_every_node_learns_all_pairs() -> None:
     measured, absent = found[0]
     assert absent == 0
     assert len({pair.name for pair in measured}) == 6, "equal host names are told apart"
-    with pytest.raises(ParameterError, match="--nodes 3: another node is here already"):
+    with pytest.raises(ParameterError, match="--nodes 3: more nodes have come"):
         node(3)
 
 

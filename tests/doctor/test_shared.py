@@ -98,8 +98,8 @@ def test_usable_database(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"about": StoreConnectionError("no answer")}, "answer", "start memory"),
         ({"commit": AuthenticationError("read only")}, "write", "credentials"),
-        ({"commit": StoreLimitError("full")}, "write", "make room"),
-        ({"commit": StoreError("odd")}, "write", "look at the log"),
+        ({"commit": StoreLimitError("full")}, "write", "free space there"),
+        ({"commit": StoreError("odd")}, "write", "look at its log"),
     ],
 )
 def test_refusal_of_the_database_is_reported(
@@ -169,7 +169,7 @@ def test_file_of_another_program(tmp_path: Path) -> None:
     wrong = steps("file", str(tmp_path / "notes"))["answer"]
     assert wrong.verdict is Verdict.FAIL
     assert "is not a Rallypoint store file" in wrong.text
-    assert "give the path" in wrong.remedy
+    assert "give the same path" in wrong.remedy
 
 
 def test_missing_file_is_not_created(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_problem_of_a_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shut = steps("file", str(tmp_path / "job"))["path"]
     assert (shut.verdict, "may not write" in shut.text) == (Verdict.FAIL, True)
     (tmp_path / "job").touch()
-    assert "cannot be read and written" in steps("file", str(tmp_path / "job"))["path"].text
+    assert "is not readable and writable" in steps("file", str(tmp_path / "job"))["path"].text
 
 
 # -- real ones, by the commands -----------------------------------------------------------
@@ -218,7 +218,7 @@ def check(backend: str, endpoint: str, answer: str) -> None:
             assert words in said
         handlers[0].set_closed()
         code, said = asked(doctor, *of)
-        assert (code, "an ended run stays ended" in said) == (1, True), said
+        assert (code, "a closed run stays closed" in said) == (1, True), said
         code, said = asked(status, *of, "--json")
         assert (code, '"phase": "closed"' in said) == (0, True), said
     finally:
@@ -240,4 +240,4 @@ def test_real_redis(redis_server: RedisServer) -> None:
 
 @pytest.mark.integration
 def test_a_real_file(tmp_path: Path) -> None:
-    check("file", str(tmp_path / "job"), "is not there yet")
+    check("file", str(tmp_path / "job"), "does not exist yet")

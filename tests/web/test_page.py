@@ -48,7 +48,7 @@ def test_killed_node_is_on_the_timeline_within_a_second(browser: "Browser", serv
     agents: list[subprocess.Popen[bytes]] = []
     with look(browser, f"{server.url}?run=job") as shown:
         page = shown.page
-        page.get_by_role("heading", name="is not known here yet").wait_for()
+        page.get_by_role("heading", name="No run job yet").wait_for()
         shown.picture("empty")
         page.evaluate("window.kept = true")  # gone if the page is ever loaded anew
         try:
@@ -168,7 +168,7 @@ def test_form_takes_the_token_on_other_addresses(browser: "Browser") -> None:
         assert page.url.endswith("/login")
         page.get_by_label("Token").fill("nope")
         page.keyboard.press("Enter")
-        page.get_by_text("That is not this server's token.").wait_for()
+        page.get_by_text("Wrong token.").wait_for()
         shown.picture("login")
         assert shown.faults() == []
         page.get_by_label("Token").fill("sesame")

@@ -88,7 +88,7 @@ _WHERE: tuple[Callable[[Decorated], Decorated], ...] = (
     click.argument("run_id", metavar="RUN"),
     endpoint_option(),
     backend_option,
-    token_file_option("an admin's token"),
+    token_file_option("an admin token"),
     timeout_option("the command"),
 )
 _WHOM = (

@@ -1,4 +1,4 @@
-"""`rallypoint certs`: a private authority, and certificates for the nodes of a cluster."""
+"""`rallypoint certs`: make a private CA, and certificates for the nodes of a cluster."""
 
 import sys
 from importlib.util import find_spec
@@ -17,20 +17,20 @@ from rallypoint.errors import ParameterError
     multiple=True,
     required=True,
     metavar="NAME",
-    help="Host name or address by which nodes reach the server; may be given several times.",
+    help="Host name or address by which nodes reach the server; may be repeated.",
 )
 @click.option(
     "--days",
     type=click.IntRange(min=1),
     default=365,
     show_default=True,
-    help="Until the certificate ends (the authority: ten years).",
+    help="Days until the certificate expires (the CA: ten years).",
 )
 def command(folder: Path, names: tuple[str, ...], days: int) -> None:
-    """Make a certificate for a node, signed by the private authority in FOLDER.
+    """Make a certificate for a node, signed by the private CA in FOLDER.
 
-    The authority is made with the first certificate. Its key, ca.key, is needed nowhere but
-    here: keep it off the nodes.
+    The first call also makes the CA. Only this command needs its key, ca.key: do not copy it to
+    the nodes.
 
     \b
     Example:
@@ -39,22 +39,20 @@ def command(folder: Path, names: tuple[str, ...], days: int) -> None:
         RALLYPOINT_TLS_CA=certs/ca.pem rallypoint run --endpoint head:29400 ...
     """
     if find_spec("cryptography") is None:
-        click.echo("rallypoint certs: needs the extra: pip install 'rallypoint[tls]'", err=True)
+        click.echo("rallypoint certs: needs an extra: pip install 'rallypoint[tls]'", err=True)
         sys.exit(1)
-    from rallypoint.cli.private_ca import make_authority, make_certificate, places
+    from rallypoint.cli.private_ca import make_ca, make_certificate, places
 
     try:
         replaced = [str(path) for path in places(folder, names[0]) if path.exists()]
-        ca = make_authority(folder)
+        ca = make_ca(folder)
         cert, key = make_certificate(folder, list(names), days)
     except (ParameterError, OSError, ValueError) as error:
         click.echo(f"rallypoint certs: {error}", err=True)
         sys.exit(1)
-    click.echo(f"authority    {ca}   (RALLYPOINT_TLS_CA on every node)")
+    click.echo(f"CA           {ca}   (RALLYPOINT_TLS_CA on every node)")
     click.echo(f"certificate  {cert}   (--tls-cert)")
-    click.echo(f"key          {key}   (--tls-key; for this node's eyes only)")
+    click.echo(f"key          {key}   (--tls-key; keep it on this node)")
     click.echo(f"for          {', '.join(names)}, {days} days")
     if replaced:
-        click.echo(
-            f"replaced     {', '.join(replaced)}   (servers read the new ones by themselves)"
-        )
+        click.echo(f"replaced     {', '.join(replaced)}   (running servers load them)")

@@ -1,6 +1,6 @@
-"""`rallypoint check`: is this node fit to take part? Made for `run --health-check`.
+"""`rallypoint check`: whether this node is fit to take part, for `run --health-check`.
 
-Exit codes: 0 it is, 1 it is not, 2 usage.
+Exit codes: 0 fit, 1 not fit, 2 usage.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ Examples:
     "paths",
     multiple=True,
     metavar="DIR",
-    help="Look at the disk of this directory (again for more). [default: . and /tmp]",
+    help="Check the disk of this directory; may be repeated. [default: . and /tmp]",
 )
 @click.option(
     "--min-disk",
@@ -53,7 +53,7 @@ Examples:
     default=1.0,
     show_default=True,
     metavar="GIB",
-    help="To be free on each disk.",
+    help="Free space required on each disk.",
 )
 @click.option(
     "--min-memory",
@@ -61,28 +61,28 @@ Examples:
     default=1.0,
     show_default=True,
     metavar="GIB",
-    help="Memory to be free.",
+    help="Free memory required.",
 )
 @click.option(
     "--endpoint",
     default="",
     envvar=["RALLYPOINT_ENDPOINT"],
     metavar="HOST:PORT[,...]",
-    help="Look at the way to this server, too.",
+    help="Also check the connection to this server.",
 )
 @click.option(
     "--run-id",
     default="",
     envvar=["RALLYPOINT_RUN_ID"],
-    help="Look at the ways to this run's nodes; with --nodes: name of this check.",
+    help="Also check the connections to this run's nodes; with --nodes: name of the check.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Measure all pairs with N - 1 other nodes that run the check now.",
+    help="Measure the links between N nodes that all run this check now.",
 )
-@click.option("--local-addr", metavar="ADDR", help="Address of this node as others reach it.")
+@click.option("--local-addr", metavar="ADDR", help="Address by which other nodes reach this one.")
 @token_file_option()
 @timeout_option("each step")
 @click.option(
@@ -91,7 +91,7 @@ Examples:
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the other nodes may take.",
+    help="How long to wait for the other nodes.",
 )
 @click.option("--json", "as_json", is_flag=True, help=f"Print the document {SCHEMA}.")
 def command(
@@ -99,17 +99,17 @@ def command(
     nodes: int | None, local_addr: str | None, token_file: str | None, timeout: float,
     wait: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find out whether this node is fit: disk, memory, clock, GPUs, and its links.
+    """Check whether this node is fit: disk, memory, clock, GPUs, and network links.
 
-    Joins no run. With --nodes, all nodes that run the check at once measure each pair of
-    them, and name the slow and the dead ones.
+    Joins no run. With --nodes, start the command on all nodes at once: they measure the links
+    between them, and report those that are slow or dead.
     """
     try:
         if nodes and not (endpoint and run_id):
-            raise ParameterError("--nodes needs --endpoint and --run-id, where the nodes meet")
+            raise ParameterError("--nodes needs --endpoint and --run-id, for the nodes to meet")
         token = read_token(None, token_file)
         questions = Question.each(endpoint, run_id, token, 0, read_tls()) if endpoint else []
-        places = paths or (".", "/tmp")  # noqa: S108 - only its free room is looked at
+        places = paths or (".", "/tmp")  # noqa: S108 - only its free space is read
         bytes_each = (int(min_disk * GIB), int(min_memory * GIB))
         steps = examine(questions, measurements.examine(places, *bytes_each, timeout), timeout)
         found, measured = _show(steps, as_json), list[Pair]()
@@ -136,14 +136,14 @@ def command(
 def examine(
     questions: list[Question], steps: Iterator[Finding], timeout: float
 ) -> Iterator[Finding]:
-    """Yield what was found: of the machine, then of its way to the server."""
+    """Yield the findings: of the machine, then of its connection to the server."""
     yield from steps
     if questions:
         yield from examine_all(questions, Probe(timeout))
 
 
 def _show(steps: Iterator[Finding], as_json: bool) -> list[Finding]:
-    console = Console(soft_wrap=not os.isatty(1))  # in a log each finding stays on its line
+    console = Console(soft_wrap=not os.isatty(1))  # one line per finding in a log
     found = []
     for finding in steps:
         found.append(finding)

@@ -1,6 +1,6 @@
-"""`rallypoint doctor`: why nodes do not meet, step by step, with what to do.
+"""`rallypoint doctor`: find out why nodes do not meet, and what to do.
 
-Exit codes: 0 nothing is wrong, 1 something is, 2 usage.
+Exit codes: 0 no problem found, 1 problem found, 2 usage.
 """
 
 import dataclasses
@@ -47,17 +47,15 @@ Examples:
 
 
 @click.command("doctor", epilog=EXAMPLES)
-@endpoint_option(
-    "Where the nodes shall meet, as they are given it (file: the path).", required=True
-)
-@run_id_option("The run to look at; the ports of its nodes are tried too.")
+@endpoint_option("The endpoint as the nodes get it (file: the path).", required=True)
+@run_id_option("The run to examine, including the ports of its nodes.")
 @backend_option
 @click.option(
     "--nnodes",
     default="",
     envvar=["RALLYPOINT_NNODES", "PET_NNODES"],
     metavar="MIN[:MAX]",
-    help="How many nodes shall meet.",
+    help="Number of nodes that should meet.",
 )
 @token_file_option()
 @timeout_option("each step")
@@ -71,10 +69,10 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Find out, step by step, why nodes do not meet, and say what to do.
+    """Find out, step by step, why nodes do not meet, and what to do.
 
-    Does what a node would do, from this machine, but joins nothing and changes no run. Of an
-    engine or a file it also learns whether it may write there, by an entry of its own.
+    Takes the steps of a node on this machine, but joins and changes no run. For a database or a
+    file, it writes and deletes an entry of its own to check the permission to write.
     """
     try:
         most = parse_nodes(nnodes)[1] if nnodes else 0
@@ -91,7 +89,7 @@ def command(
         sys.exit(EXIT_USAGE)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     if not as_json:
-        console.print(Text(f"looking at {endpoint} from here", style="bold"))
+        console.print(Text(f"examining {endpoint} from this machine", style="bold"))
     found = []
     for finding in steps:
         found.append(finding)
@@ -105,7 +103,7 @@ def command(
 
 
 def line(finding: Finding) -> Text:
-    """Return a step as it is shown."""
+    """Return a finding as shown on a terminal."""
     mark, style = _MARKS[finding.verdict]
     text = Text(mark, style=style)
     text.append(f"  {finding.step:<10}", style="dim")
@@ -116,11 +114,11 @@ def line(finding: Finding) -> Text:
 
 
 def conclusion(found: list[Finding]) -> Text:
-    """Return the last line: the one thing to mend."""
+    """Return the last line: the likely cause."""
     wrong = cause(found)
     if wrong is None:
-        return Text("nothing wrong was seen from here", style="green")
-    how = "likely cause" if wrong.verdict is Verdict.FAIL else "worth a look"
+        return Text("no problem found from this machine", style="green")
+    how = "likely cause" if wrong.verdict is Verdict.FAIL else "possible cause"
     return Text(f"{how}: {wrong.step}: {wrong.text}", style="bold")
 
 

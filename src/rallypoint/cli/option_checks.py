@@ -1,4 +1,4 @@
-"""What was typed that would mean nothing, refused by name with the nearest that does."""
+"""Checks of options whose value would have no effect, with the nearest valid value."""
 
 import difflib
 import ipaddress
@@ -17,8 +17,8 @@ from rallypoint.net.addresses import LOOPBACK
 from rallypoint.net.endpoints import Endpoint, parse_rendezvous_endpoint
 from rallypoint.rendezvous import defaults
 
-OURS = ("core", "static", "file", "etcd", "redis")  # what others' backends read is theirs
-_INSTEAD = {  # what others read there, or what an option would overrule
+OURS = ("core", "static", "file", "etcd", "redis")  # a plug-in's backend has settings of its own
+_INSTEAD = {  # settings of other launchers, and settings with an option of their own
     "node_rank": "give --node-rank",
     "max_restarts": "give --max-restarts",
     "admit": "give --admit",
@@ -27,22 +27,22 @@ _INSTEAD = {  # what others read there, or what an option would overrule
     "health_check_timeout": "give --health-check-timeout",
     "hang_timeout": "give --hang-timeout",
     "timeout": "give join_timeout",
-    "read_timeout": "leave it out: no request has a limit of its own here",
-    "store_type": "leave it out: give --backend",
+    "read_timeout": "leave it out: requests have no separate limit",
+    "store_type": "give --backend instead",
 }
 _NEVER_PASSED_ON = {
     "SIGKILL": "it cannot be caught",
     "SIGSTOP": "it cannot be caught",
-    "SIGCHLD": "it tells of a child that ended",
-    "SIGTERM": "it ends the agent, which ends its workers with it",
-    "SIGINT": "it ends the agent, which ends its workers",
+    "SIGCHLD": "it reports that a child has ended",
+    "SIGTERM": "it ends the agent and its workers",
+    "SIGINT": "it ends the agent and its workers",
 }
 _NEVER_PREEMPTS = ("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGINT")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 class Care(msgspec.Struct, frozen=True):
-    """How a node looks after its workers and tells of them (see `AgentConfig`)."""
+    """How an agent watches and reports its workers (see `AgentConfig`)."""
 
     signals: SignalPlan = SignalPlan()
     health_check: str = ""
@@ -53,7 +53,7 @@ class Care(msgspec.Struct, frozen=True):
 
 
 def care_of(options: Mapping[str, Any]) -> Care:
-    """Return what the options say of it. Raises ParameterError."""
+    """Return the options of this kind. Raises ParameterError."""
     return Care(
         signals=signal_plan(options),
         health_check=options["health_check"],
@@ -65,11 +65,11 @@ def care_of(options: Mapping[str, Any]) -> Care:
 
 
 def check(options: Mapping[str, Any], conf: Mapping[str, str], most: int) -> None:
-    """Refuse what can be seen to be wrong without looking further. Raises ParameterError."""
+    """Check options that need no other information. Raises ParameterError."""
     if options["standalone"] and options["endpoint"]:
         raise ParameterError(
-            f"--standalone with --endpoint {options['endpoint']}: a standalone node meets only "
-            "itself; give one of them"
+            f"--standalone with --endpoint {options['endpoint']}: a standalone node meets no other "
+            "node; give only one of them"
         )
     if options["monitor_interval"] < 0:
         raise ParameterError(f"--monitor-interval {options['monitor_interval']}: give 0 or more")
@@ -79,7 +79,7 @@ def check(options: Mapping[str, Any], conf: Mapping[str, str], most: int) -> Non
 
 
 def health_place(given: str | None) -> Endpoint | None:
-    """Return where `--health-port` says, None for nowhere. Raises ParameterError."""
+    """Return the address of `--health-port`, None if not given. Raises ParameterError."""
     text = (given or "").strip()
     if not text:
         return None
@@ -95,13 +95,13 @@ def health_place(given: str | None) -> Endpoint | None:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Return "; did you mean X?", or "" when nothing known is like the word."""
+    """Return "; did you mean X?", or "" if no known word is similar."""
     found = difflib.get_close_matches(word, sorted(known), 1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def check_conf(conf: Mapping[str, str], backend: str) -> None:
-    """Refuse keys of `--rdzv-conf` that nothing reads. Raises ParameterError."""
+    """Check the keys of `--rdzv-conf`. Raises ParameterError for a key that nothing reads."""
     if backend not in OURS:
         return
     known = defaults.parameters()
@@ -115,7 +115,7 @@ def check_conf(conf: Mapping[str, str], backend: str) -> None:
 
 
 def check_node_rank(node_rank: int | None, most: int) -> None:
-    """Refuse a rank that no round has. Raises ParameterError."""
+    """Check that the rank exists. Raises ParameterError."""
     if node_rank is not None and not 0 <= node_rank < most:
         raise ParameterError(
             f"--node-rank {node_rank}: with at most {most} {'node' if most == 1 else 'nodes'} "
@@ -124,12 +124,12 @@ def check_node_rank(node_rank: int | None, most: int) -> None:
 
 
 def rank_of_a_seat(node_rank: int, most: int) -> int | None:
-    """Return the rank that a scheduler says, None for the node of a spare."""
+    """Return the rank that a scheduler gives, None for a spare node."""
     return node_rank if node_rank < most else None
 
 
 def check_local_addr(address: str | None) -> None:
-    """Refuse what is neither an IP address nor a host name. Raises ParameterError."""
+    """Check for an IP address or a host name. Raises ParameterError."""
     if not address:
         return
     try:
@@ -138,35 +138,39 @@ def check_local_addr(address: str | None) -> None:
         numeric = re.fullmatch(r"[0-9.]+", address) or ":" in address
         if numeric or not _HOST.fullmatch(address):
             raise ParameterError(
-                f"--local-addr {address}: neither an IP address nor a host name; give what "
-                "other nodes reach this one at, without a port"
+                f"--local-addr {address}: neither an IP address nor a host name; give the address "
+                "by which other nodes reach this one, without a port"
             ) from None
 
 
 def signal_plan(options: Mapping[str, Any]) -> SignalPlan:
-    """Return what `--forward-signals` and `--preempt-signal` mean. Raises ParameterError."""
+    """Return the plan of `--forward-signals` and `--preempt-signal`. Raises ParameterError."""
     names = filter(None, (name.strip() for name in options["forward_signals"].split(",")))
     passed_on = tuple(_signal("--forward-signals", name) for name in names)
     for name in passed_on:
         if why := _NEVER_PASSED_ON.get(name):
-            raise ParameterError(f"--forward-signals {name}: not to be passed on: {why}")
+            raise ParameterError(f"--forward-signals {name}: cannot be forwarded: {why}")
     preempt = options["preempt_signal"].strip()
     if not preempt:
         return SignalPlan(passed_on)
     preempt = _signal("--preempt-signal", preempt)
     if preempt in _NEVER_PREEMPTS:
-        raise ParameterError(f"--preempt-signal {preempt}: this signal cannot be a notice")
+        raise ParameterError(
+            f"--preempt-signal {preempt}: this signal cannot announce a preemption"
+        )
     if preempt in passed_on:
-        raise ParameterError(f"{preempt}: give it to --forward-signals or to --preempt-signal")
+        raise ParameterError(
+            f"{preempt}: give it to only one of --forward-signals and --preempt-signal"
+        )
     return SignalPlan(passed_on, preempt)
 
 
 def rules(options: Mapping[str, Any]) -> MembershipRules:
-    """Return what `--admit` and its companions mean. Raises ParameterError."""
+    """Return the rules of `--admit` and related options. Raises ParameterError."""
     admit = Newcomers(options["admit"])
     if admit is not Newcomers.NOW and options["backend"] == "static":
         raise ParameterError(
-            f"--admit {admit} with --backend static: its rounds do not change; leave out --admit"
+            f"--admit {admit} with --backend static: its rounds never change; leave out --admit"
         )
     return MembershipRules(admit, options["monitor_interval"], options["admit_grace"])
 
@@ -176,7 +180,7 @@ def admit_signal(options: Mapping[str, Any]) -> str:
     given = options["admit_signal"].strip()
     name = _signal("--admit-signal", given) if given else ""
     if why := _NEVER_PASSED_ON.get(name):
-        raise ParameterError(f"--admit-signal {name}: not for this: {why}")
+        raise ParameterError(f"--admit-signal {name}: cannot be used: {why}")
     return name
 
 

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from rallypoint.core.state import Newcomers
 from rallypoint.rendezvous import defaults
 
-LONGEST_SECONDS = 1e9  # 31 years; a wait of the operating system has an end
+LONGEST_SECONDS = 1e9  # 31 years; longer waits overflow in the operating system
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
@@ -33,12 +33,12 @@ class Duration(click.ParamType[float]):
         """Return the seconds."""
         match = _DURATION.fullmatch(str(value).strip())
         if match is None:
-            self.fail(f"{value!r} is no duration; write 30, 90s, 5m, 6h or 1d", param, ctx)
+            self.fail(f"{value!r} is not a duration; write 30, 90s, 5m, 6h or 1d", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
 
 
 class Seconds(click.ParamType[float]):
-    """Seconds that a wait can have: neither nan, which is no number, nor more than can be waited.
+    """Seconds to wait: a finite number, at most 1e9.
 
     Args:
         min_open: whether 0 is refused.
@@ -77,17 +77,17 @@ _OURS_ALONE = ("port", "stop_grace", "admit_grace", "health_check_timeout", "han
 
 
 class Setting(click.Option):
-    """An option that is also a variable: what is wrong with a value names where it is from."""
+    """An option that also has environment variables; errors name the one that was used."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the option, and the variable if the value is that one's."""
+        """Return the option, with the variable if the value comes from one."""
         hint = super().get_error_hint(ctx)
         variable = "" if ctx is None else variable_of(ctx, self)
         return f"{hint} ({variable} in the environment)" if variable else hint
 
 
 def variable_of(ctx: click.Context, parameter: click.Parameter) -> str:
-    """Return the variable from which a parameter has its value, "" if it is from elsewhere."""
+    """Return the variable that gives a parameter its value, "" if none does."""
     if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.ENVIRONMENT:
         return ""
     given = parameter.envvar
@@ -134,59 +134,64 @@ def _seconds(name: str) -> Callable[[Decorated], Decorated]:
 
 _TLS: tuple[Callable[[Decorated], Decorated], ...] = (
     _option("--tls-ca", default="", metavar="FILE",
-            help="Authorities to trust; with it, clients speak TLS."),
+            help="CA certificates to trust; given, clients use TLS."),
     _option("--tls-cert", default="", metavar="FILE",
-            help="Own certificate; with it, a server speaks TLS, and clients can show it."),
-    _option("--tls-key", default="", metavar="FILE", help="Private key of --tls-cert."),
+            help="Own certificate; given, a server uses TLS, and clients present it if asked."),
+    _option("--tls-key", default="", metavar="FILE", help="Private key for --tls-cert."),
     _option("--tls-verify-client", is_flag=True,
-            help="As a server, let in only clients with a certificate of --tls-ca."),
+            help="As a server, accept only clients with a certificate signed by --tls-ca."),
 )  # fmt: skip
 
 
 def together(options: Sequence[Callable[[Decorated], Decorated]], function: Any) -> Decorated:
-    """Return a command with options, which it shows in this order."""
+    """Add options to a command; its help lists them in this order."""
     made: Decorated = functools.reduce(lambda f, option: option(f), reversed(options), function)
     return made
 
 
 def tls_options(function: Decorated) -> Decorated:
-    """Give a command the options of TLS."""
+    """Add the TLS options to a command."""
     return together(_TLS, function)
 
 
 _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
-    _torch("--nnodes", default="1", metavar="MIN[:MAX]", help="Nodes of a round."),
+    _torch("--nnodes", default="1", metavar="MIN[:MAX]", help="Number of nodes in a round."),
     _torch(
         "--nproc-per-node",
         default="1",
         metavar="N|auto|cpu|gpu",
-        help="Workers of this node; auto: one a GPU, without GPUs one a CPU.",
+        help="Workers on this node; auto: one per GPU, or per CPU if there is no GPU.",
     ),
-    _torch("--node-rank", type=int, help="Rank that this node asks for."),
-    _torch("--backend", "--rdzv-backend", default="core", help="core, file, static, or another."),
+    _torch("--node-rank", type=int, help="Rank that this node requests."),
+    _torch(
+        "--backend",
+        "--rdzv-backend",
+        default="core",
+        help="core (a server), file, static, etcd, redis, or a plug-in.",
+    ),
     _torch(
         "--endpoint",
         "--rdzv-endpoint",
         metavar="HOST:PORT[,...]",
-        help="Where the nodes meet: a server, or several of one state (file: a path).",
+        help="Where the nodes meet: one server, or several with one state (file: a path).",
     ),
     _torch("--run-id", "--rdzv-id", help="Name of the job, the same on all nodes."),
     _torch(
-        "--rdzv-conf", default="", metavar="K=V,...", help="More settings of the rendezvous."
+        "--rdzv-conf", default="", metavar="K=V,...", help="Further rendezvous settings."
     ),
     _torch(
         "--max-restarts",
         type=int,
-        help="Rounds that failing workers may cost the run. [default: 0 on one node, else 3]",
+        help="How many rounds may fail before the run does. [default: 0 for one node, else 3]",
     ),
     _torch(
         "--monitor-interval",
         type=Seconds(),
         default=0.1,
         metavar="SECONDS",
-        help="How long newcomers are gathered before they are let in together.",
+        help="How long to collect new nodes before admitting them together.",
     ),
-    _torch("--role", default="default", help="Name of the workers' role."),
+    _torch("--role", default="default", help="Role of the workers, as their environment says."),
     _torch(
         "--log-dir",
         type=click.Path(file_okay=False, path_type=Path),
@@ -194,70 +199,70 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     _torch(
         "-r", "--redirects", default="0", metavar="0..3|RANK:0..3,...",
-        help="Streams that go to files only: 1 stdout, 2 stderr, 3 both.",
+        help="Streams to write to files only: 1 stdout, 2 stderr, 3 both.",
     ),
     _torch(
         "-t", "--tee", default="0", metavar="0..3|RANK:0..3,...",
-        help="Streams that go to files and, with a prefix, to the console.",
+        help="Streams to write to files and, with a prefix, to the console.",
     ),
-    _torch("--local-addr", metavar="ADDR", help="Address of this node as others reach it."),
+    _torch("--local-addr", metavar="ADDR", help="Address by which other nodes reach this one."),
     _torch("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
-    _torch("--no-python", is_flag=True, help="SCRIPT is a program of its own."),
-    _torch("--standalone", is_flag=True, help="One node, meeting only itself."),
+    _torch("--no-python", is_flag=True, help="SCRIPT is a program, not a Python file."),
+    _torch("--standalone", is_flag=True, help="Run on this node alone."),
     _option(
         "--token-file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="File with the token that the nodes share (else: RALLYPOINT_TOKEN).",
+        help="File with the shared token (otherwise RALLYPOINT_TOKEN).",
     ),
     _option("--insecure", is_flag=True, help="Serve other machines without a token."),
     *_TLS,
-    _option("--slot", help="Place that this node fills (pod, task); a newcomer replaces it."),
+    _option("--slot", help="Slot of this node (pod, task); a new node in it replaces the old one."),
     _option(
         "--environment",
         default="auto",
         metavar="auto|none|NAME",
-        help="Scheduler whose variables say where this node is: slurm, kubernetes, mpi, ...",
+        help="Scheduler whose variables set the options not given: slurm, kubernetes, mpi, ...",
     ),
-    _option("--target-nodes", type=int, help="Size at which a round begins at once."),
-    _option("--new-incarnation", is_flag=True, help="Open a run afresh that has ended."),
+    _option("--target-nodes", type=int, help="Number of nodes at which a round starts at once."),
+    _option("--new-incarnation", is_flag=True, help="Start an ended run again."),
     _option(
         "--admit",
         type=click.Choice([mode.value for mode in Newcomers]),
         default=Newcomers.NOW.value,
-        help="Newcomers: let in now, at a checkpoint (the workers save first), or never.",
+        help="Admit new nodes now, at a checkpoint (the workers save first), or never.",
     ),
     _seconds("admit_grace"),
     _option(
         "--admit-signal",
         default="",
         metavar="NAME",
-        help="Signal that tells the workers to look for a pending change, such as USR1.",
+        help="Signal sent to the workers when a change of the round is pending, such as USR1.",
     ),
     _seconds("stop_grace"),
     _option(
         "--forward-signals",
         default="",
         metavar="NAME,...",
-        help="Signals that are passed on to the workers, such as USR1,USR2.",
+        help="Signals to forward to the workers, such as USR1,USR2.",
     ),
     _option(
         "--preempt-signal",
         default="",
         metavar="NAME",
-        help="Signal that says that this node will be taken away: all are told, and can save.",
+        help="Signal that announces this node's preemption: all nodes are notified and can save.",
     ),
     _option(
         "--health-check",
         default="",
         metavar="CMD",
-        help="Shell command run before each join; a node that fails it does not join.",
+        help="Shell command to run before each join; if it fails, the node does not join.",
     ),
     _seconds("health_check_timeout"),
     _seconds("hang_timeout"),
     _option(
         "--health-port",
         metavar="[HOST:]PORT",
-        help="Answer GET /live and /ready there, on loopback if no HOST is given (Kubernetes: "
+        help="Answer GET /live and /ready on this port; HOST defaults to loopback (Kubernetes: "
         "0.0.0.0:PORT).",
     ),
     _option(
@@ -265,39 +270,39 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         type=click.Path(dir_okay=False),
         default="",
         metavar="FILE",
-        help="Add what happens to this file, as JSON lines.",
+        help="Append events to this file, as JSON lines.",
     ),
     _option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="How lines of the console look, the workers' included.",
+        help="Format of console lines, including the workers'.",
     ),
     _option(
         "--log-max-bytes",
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Size at which a file in --log-dir is turned over; 0 for never.",
+        help="Size at which a file in --log-dir is rotated; 0: never.",
     ),
     _option(
         "--log-keep",
         type=click.IntRange(min=0),
         default=3,
         metavar="N",
-        help="Older files of each stream that stay.",
+        help="Number of rotated files to keep per stream.",
     ),
     *(_timing(row) for row in timing_rows()),
-    click.option("--explain", is_flag=True, help="Show each setting and its origin, and end."),
+    click.option("--explain", is_flag=True, help="Show each setting and its origin, and exit."),
 )  # fmt: skip
 
 
 def all_options(function: Decorated) -> Decorated:
-    """Give a command all options of `run`, in the order in which they are listed here."""
+    """Add all options of `run` to a command, in the order of this list."""
     return together(_OPTIONS, function)
 
 
-# -- of the commands that look at a run, wherever its state is ------------------------------
+# -- options of the commands that read or change an existing run ----------------------------
 
 backend_option = click.option(
     "--backend",
@@ -311,9 +316,9 @@ backend_option = click.option(
 
 
 def endpoint_option(
-    help_text: str = "Where the nodes meet (file: the path that they share).", **kwargs: Any
+    help_text: str = "Where the nodes meet (file: their shared path).", **kwargs: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Return `--endpoint`; if nothing else is said, a server on this machine is meant."""
+    """Return `--endpoint`; its default is a server on this machine."""
     how = kwargs or {"default": f"127.0.0.1:{defaults.value('port')}", "show_default": True}
     return click.option(
         "--endpoint",
@@ -338,18 +343,18 @@ def run_id_option(help_text: str) -> Callable[[Decorated], Decorated]:
     )
 
 
-def token_file_option(holds: str = "the shared secret") -> Callable[[Decorated], Decorated]:
-    """Return `--token-file`, for `store.token.read_token`."""
-    return click.option("--token-file", help=f"File with {holds} (else RALLYPOINT_TOKEN).")
+def token_file_option(holds: str = "the shared token") -> Callable[[Decorated], Decorated]:
+    """Return `--token-file`, for `net.token_sources.read_token`."""
+    return click.option("--token-file", help=f"File with {holds} (otherwise RALLYPOINT_TOKEN).")
 
 
 def timeout_option(limits: str) -> Callable[[Decorated], Decorated]:
-    """Return `--timeout` of a command that asks; `limits` says what."""
+    """Return `--timeout` in seconds; `limits` names what it limits, for the help text."""
     return click.option(
         "--timeout",
         type=Seconds(min_open=True),
         default=5.0,
         show_default=True,
         metavar="SECONDS",
-        help=f"How long {limits} may take.",
+        help=f"Time limit for {limits}.",
     )

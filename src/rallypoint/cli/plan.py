@@ -1,7 +1,7 @@
-"""From the options of `rallypoint run` to a plan that is checked whole before anything starts.
+"""Turns the options of `rallypoint run` into a plan, checked before anything starts.
 
-Everything that can be wrong with what the user typed is found here and raises ParameterError
-with what, where and what to change; the command turns it into exit code 2.
+Every error in the options raises ParameterError here, with the option, the reason and what to
+change. The command turns it into exit code 2.
 """
 
 import os
@@ -42,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
         argv: command of each worker.
         output: where the workers' output goes.
         local_world_size: workers of this node.
-        max_restarts: failing rounds that the run may have.
+        max_restarts: how many rounds may fail.
         store_url: where workers find the store.
         insecure: serve other machines without a token.
         role, stop_grace: as given (the latter in seconds).
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True):
         return f"Plan({self.parameters!r}, argv={self.argv!r})"  # never the token
 
     def secret(self) -> bytes:
-        """Return the node's token; `store.token.current` follows one that is a file's."""
+        """Return the node's token; `net.token_sources.current` follows a token file."""
         from rallypoint.net.token_sources import read_token
 
         return read_token(self.parameters.get("token"), self.parameters.get("token_file"))
@@ -85,7 +85,7 @@ def make_plan(
     *,
     needs_command: bool = True,
 ) -> Plan:
-    """Return the plan of options (names as in `options`). Raises ParameterError."""
+    """Return the plan for options (names as in `options`). Raises ParameterError."""
     least, most = nodes(options["nnodes"])
     conf = parse_conf(options["rdzv_conf"])
     option_checks.check(options, conf, most)
@@ -146,14 +146,14 @@ def nodes(text: str) -> tuple[int, int]:
         raise ParameterError(f"--nnodes {text}: at least 1 node is needed")
     if high < low:
         raise ParameterError(
-            f"--nnodes {text}: the most ({high}) is below the fewest ({low}); "
+            f"--nnodes {text}: the maximum ({high}) is below the minimum ({low}); "
             f"did you mean {high}:{low}?"
         )
     return low, high
 
 
 def workers_per_node(text: str, env: Mapping[str, str]) -> int:
-    """Return how many workers `--nproc-per-node` means on this machine. ParameterError."""
+    """Return the number of workers of `--nproc-per-node` here. Raises ParameterError."""
     if text.isdecimal() and int(text) > 0:
         return int(text)
     if text == "cpu":
@@ -164,7 +164,7 @@ def workers_per_node(text: str, env: Mapping[str, str]) -> int:
         found = _gpus(env)
         if not found:
             raise ParameterError(
-                "--nproc-per-node gpu: no GPU was found (CUDA_VISIBLE_DEVICES is empty or unset, "
+                "--nproc-per-node gpu: no GPU found (CUDA_VISIBLE_DEVICES is empty or unset, "
                 "and nvidia-smi lists none); give a number, cpu or auto"
             )
         return found
@@ -181,7 +181,7 @@ def _gpus(env: Mapping[str, str]) -> int:
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         devices = [device.strip() for device in visible.split(",")]
-        ends = devices.index("-1") if "-1" in devices else len(devices)  # CUDA stops there
+        ends = devices.index("-1") if "-1" in devices else len(devices)  # CUDA ignores the rest
         return len([device for device in devices[:ends] if device])
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -200,11 +200,11 @@ def _argv(command: tuple[str, ...], options: Mapping[str, Any]) -> tuple[str, ..
 
 
 def command_of(command: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
-    """Return the workers' argv. Raises ParameterError when there is nothing to run."""
+    """Return the workers' argv. Raises ParameterError if the program does not exist."""
     if not command:
         raise ParameterError("no script given: rallypoint run [OPTIONS] SCRIPT [ARGS]...")
     if module and no_python:
-        raise ParameterError("-m and --no-python: give one of them")
+        raise ParameterError("-m and --no-python: give only one of them")
     if no_python:
         if shutil.which(command[0]) is None:
             if Path(command[0]).is_file():
@@ -218,7 +218,7 @@ def command_of(command: tuple[str, ...], module: bool, no_python: bool) -> tuple
     if not Path(command[0]).is_file():
         raise ParameterError(
             f"no such script: {command[0]!r} (in {Path.cwd()}); "
-            "for a module give -m, for another program --no-python"
+            "give -m for a module, --no-python for another program"
         )
     return (sys.executable, "-u", *command)
 
@@ -228,12 +228,12 @@ def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
     endpoint, run_id, backend = options["endpoint"], options["run_id"], options["backend"]
     if options["standalone"] and most > 1:
         raise ParameterError(
-            f"--standalone with --nnodes {options['nnodes']}: it is for one node; "
+            f"--standalone with --nnodes {options['nnodes']}: it runs one node; "
             "give --endpoint HOST:PORT and --run-id instead"
         )
     if options["standalone"] or (most == 1 and not endpoint and backend == "core"):
         if backend != "core":
-            raise ParameterError(f"--standalone with --backend {backend}: give one of them")
+            raise ParameterError(f"--standalone and --backend {backend}: give only one of them")
         return f"{LOOPBACK}:{free_port(LOOPBACK)}", run_id or f"run-{uuid.uuid4().hex[:12]}", True
     if not endpoint:
         what = "a path that all nodes share" if backend in PATH_BACKENDS else "HOST:PORT"
@@ -242,7 +242,7 @@ def _meeting(options: Mapping[str, Any], most: int) -> tuple[str, str, bool]:
         _check_port(endpoint)
     if not run_id:
         raise ParameterError(
-            "--run-id is missing: give the job a name, the same on all nodes and new for each job"
+            "--run-id is missing: name the job, the same on all nodes and new for each job"
         )
     return endpoint, run_id, False
 
@@ -284,13 +284,13 @@ def parse_conf(text: str) -> dict[str, Any]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise ParameterError(f"--rdzv-conf {text}: {part!r} is no KEY=VALUE")
+            raise ParameterError(f"--rdzv-conf {text}: {part!r} is not KEY=VALUE")
         pairs[key.strip()] = value.strip()
     return pairs
 
 
 def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as they may be shown: without a token in `--rdzv-conf`."""
+    """Return the options without the token of `--rdzv-conf`, for display."""
     parts = options["rdzv_conf"].split(",")
     hidden = [f"token={HIDDEN}" if part.strip().startswith("token=") else part for part in parts]
     return {**options, "rdzv_conf": ",".join(hidden)}
@@ -304,13 +304,15 @@ def _token(path: Path | None, env: Mapping[str, str]) -> str:
         parse(token.encode(), "RALLYPOINT_TOKEN")
         return token
     if path == Path():
-        raise ParameterError("--token-file '' names no file; give one, or leave it out")
+        raise ParameterError("--token-file '': give a file, or leave it out")
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--token-file {path}: cannot be read: {error}") from error
     if not token:
-        raise ParameterError(f"--token-file {path}: it is empty; write the shared token into it")
+        raise ParameterError(
+            f"--token-file {path}: the file is empty; write the shared token to it"
+        )
     return token
 
 
@@ -319,9 +321,9 @@ def _output(options: Mapping[str, Any], env: Mapping[str, str]) -> OutputPlan:
     tee = parse_choice("--tee", options["tee"])
     wanted = any(redirects.values())
     if wanted and options["log_dir"] is None:
-        raise ParameterError("--redirects needs a place for the files: give --log-dir DIR")
+        raise ParameterError("--redirects needs --log-dir DIR")
     if options["log_max_bytes"] and options["log_dir"] is None:
-        raise ParameterError("--log-max-bytes needs files to limit: give --log-dir DIR")
+        raise ParameterError("--log-max-bytes needs --log-dir DIR")
     return OutputPlan(
         log_dir=options["log_dir"],
         redirects=redirects if wanted else {},

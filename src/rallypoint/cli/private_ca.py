@@ -1,8 +1,8 @@
-"""A small private authority: one key that signs certificates for the nodes of a cluster.
+"""A private CA: one key that signs certificates for the nodes of a cluster.
 
-EC keys (P-256), SHA-256. Keys are readable by their owner only, written whole or not at all.
-A certificate serves both sides: a server shows it, and so does a client that is asked for
-one. Needs the package cryptography (extra `tls`).
+EC keys (P-256), SHA-256. Key files are readable by their owner only and replaced atomically.
+A certificate is valid for a server and for a client. Needs the package cryptography (extra
+`tls`).
 """
 
 import datetime
@@ -18,11 +18,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rallypoint.errors import ParameterError
 
 SLACK = datetime.timedelta(hours=1)  # for clocks that are behind ours
-AUTHORITY_DAYS = 3650
+CA_DAYS = 3650
 
 
-def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
-    """Return `folder`/ca.pem, made with its key if it is not there yet."""
+def make_ca(folder: Path, days: int = CA_DAYS) -> Path:
+    """Return `folder`/ca.pem; make it and its key if they do not exist."""
     cert, key = folder / "ca.pem", folder / "ca.key"
     if cert.exists() and key.exists():
         return cert
@@ -42,25 +42,25 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
 
 
 def places(folder: Path, name: str) -> tuple[Path, Path]:
-    """Return where certificate and key are kept: the files are named after the first name."""
+    """Return the paths of certificate and key, named after the first name."""
     stem = name.replace(":", "_").replace("*", "any").replace("/", "_")
     return folder / f"{stem}.pem", folder / f"{stem}.key"
 
 
 def make_certificate(folder: Path, names: list[str], days: int) -> tuple[Path, Path]:
-    """Return certificate and key for host names or addresses, signed by the folder's authority.
+    """Make certificate and key for host names or addresses, signed by the folder's CA.
 
     Args:
-        folder: has ca.pem and ca.key; the files are named after the first name.
-        names: what clients will call the server.
-        days: until it ends.
+        folder: holds ca.pem and ca.key; the new files are named after the first name.
+        names: by which clients reach the server.
+        days: until it expires.
 
     Raises ParameterError.
     """
     authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise ParameterError(f"{folder / 'ca.key'} is no EC key; give a folder of its own")
+        raise ParameterError(f"{folder / 'ca.key'} is not an EC key; give another folder")
     alternatives = [_alternative(name) for name in names]
     own = ec.generate_private_key(ec.SECP256R1())
     usages = x509.ExtendedKeyUsage(
@@ -106,7 +106,7 @@ def _alternative(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        pass  # no address: a name
+        pass  # not an address: a name
     try:
         if not name:
             raise ValueError
@@ -132,7 +132,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Put a file in place whole: whoever reads it meanwhile sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old one or the new one."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -1,7 +1,6 @@
-"""Where commands find a run: on a server, or in a state that is kept in a shared place.
+"""Where commands find a run: on a server, or in a database or file without a server.
 
-Reading only looks: no run is made, nothing is joined, no file comes into being. `order` has
-something done to a run (`cli.orders`).
+Reading is free of side effects: it creates no run and no file, and joins nothing.
 """
 
 import time
@@ -27,31 +26,31 @@ from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.cas_loop import Exchange
 
 SERVER_BACKENDS = ("core", "c10d")
-RUNS_IN_FULL = 20  # without a run id, of a server with many
+RUNS_IN_FULL = 20  # shown without --run-id
 
 
 class Source(ABC):
-    """Something that can be asked again and again."""
+    """A place to read runs from, repeatedly, and to send orders to."""
 
     @abstractmethod
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
-        """Return what is known now. Raises RendezvousError where it cannot be reached."""
+        """Return the current status. Raises RendezvousError if the source is unreachable."""
 
     @abstractmethod
     def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
-        """Have something done to a run. Raises RendezvousError."""
+        """Carry out an order on a run. Raises RendezvousError."""
 
     @abstractmethod
     def close(self) -> None:
-        """End."""
+        """Close the connections."""
 
 
 class ServerSource(Source):
     """A Rallypoint server.
 
     Args:
-        endpoint: HOST:PORT, or several with commas, of which the one that leads is asked.
-        token: shared secret, b"" for none.
+        endpoint: HOST:PORT, or several with commas; the leader is asked.
+        token: shared token, b"" for none.
     """
 
     def __init__(self, endpoint: str, token: bytes) -> None:
@@ -94,15 +93,15 @@ class ServerSource(Source):
             link.shutdown(Deadline(0))
 
 
-class SharedSource(Source):
-    """The state of one run in a shared place.
+class ServerlessSource(Source):
+    """The state of one run in a database or file, without a server.
 
-    A single look tells no durations; who looks again sees since when it is as it is.
+    The first read knows no durations; later reads measure them.
 
     Args:
         backend: where the state is.
-        where: for people.
-        close: ends what the backend stands on.
+        where: the place, for people.
+        close: closes the client of the backend.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class SharedSource(Source):
         self._where = where
         self._history = History()
         self._state: RunState | None = None
-        self._signs: dict[NodeId, tuple[int, float]] = {}
+        self._heartbeats: dict[NodeId, tuple[int, float]] = {}
         self._looks = 0
 
     def read(self, run_id: str | None, deadline: Deadline) -> Status:
@@ -135,16 +134,16 @@ class SharedSource(Source):
         Exchange(self._backend, run_id).run(lambda _: [event], deadline)
 
     def _see(self, state: RunState, now: float) -> None:
-        signs: dict[NodeId, tuple[int, float]] = {}
+        heartbeats: dict[NodeId, tuple[int, float]] = {}
         for place in PLACES:
             for node, member in getattr(state, place).items():
-                known = self._signs.get(node)
+                known = self._heartbeats.get(node)
                 same = known is not None and known[0] == member.beats
-                signs[node] = known if known and same else (member.beats, now)
-        self._signs = signs
+                heartbeats[node] = known if known and same else (member.beats, now)
+        self._heartbeats = heartbeats
 
     def _heard(self, node: NodeId) -> float | None:
-        return self._signs[node][1] if self._looks > 1 and node in self._signs else None
+        return self._heartbeats[node][1] if self._looks > 1 and node in self._heartbeats else None
 
     def close(self) -> None:
         self._close()
@@ -155,7 +154,7 @@ def open_source(backend: str, endpoint: str, run_id: str | None, token: bytes) -
     if backend in SERVER_BACKENDS:
         return ServerSource(endpoint, token)
     if not run_id:
-        raise ParameterError(f"--backend {backend} keeps each run by its name: give --run-id")
+        raise ParameterError(f"--backend {backend} needs --run-id")
     if backend == "file":
         return _file(endpoint, run_id)
     if not is_engine(backend):
@@ -164,17 +163,17 @@ def open_source(backend: str, endpoint: str, run_id: str | None, token: bytes) -
 
     url = engine_url(backend, endpoint)
     engine = open_engine(url)
-    return SharedSource(EngineRendezvousBackend(engine, run_id), redacted(url), engine.close)
+    return ServerlessSource(EngineRendezvousBackend(engine, run_id), redacted(url), engine.close)
 
 
-def _file(endpoint: str, run_id: str) -> SharedSource:
+def _file(endpoint: str, run_id: str) -> ServerlessSource:
     from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 
     path = Path(endpoint.removeprefix("file://"))
     if not path.is_file():
         raise ParameterError(
             f"--endpoint {endpoint}: there is no such file; give the path that the nodes share, "
-            "as this machine sees it (it comes into being with the first node)"
+            "as this machine sees it (the first node creates the file)"
         )
     try:
         backend = FileRendezvousBackend(str(path), run_id)
@@ -182,4 +181,4 @@ def _file(endpoint: str, run_id: str) -> SharedSource:
         raise ParameterError(
             f"--endpoint {error}; give the path that the nodes share (rallypoint run --endpoint)"
         ) from error
-    return SharedSource(backend, f"the file {path}")
+    return ServerlessSource(backend, f"the file {path}")

@@ -1,10 +1,10 @@
-"""What a scheduler says about this node, for the options of `rallypoint run` not given.
+"""Fills in options of `rallypoint run` from the variables of a scheduler.
 
-A reader is a function from the environment's variables to options by name, or to None where
-that scheduler did not start this process. Readers are found through the entry point group
-`rallypoint.environments`, so that nothing here knows of any scheduler; those of this package
-are in `integrations`. What the command line or a RALLYPOINT_ variable says stays; a PET_
-variable was set for another launcher and gives way.
+A reader is a function from environment variables to options by name, or to None if that
+scheduler did not start this process. Readers come from the entry point group
+`rallypoint.environments`; those of this package are in `integrations`. The command line and
+RALLYPOINT_ variables take precedence over readers, and readers over PET_ variables, which were
+set for another launcher.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,22 +19,22 @@ from rallypoint.errors import ParameterError
 
 GROUP = "rallypoint.environments"
 AUTO, NONE = "auto", "none"
-AT_ADDRESSES = ("core", "static", "c10d")  # backends whose endpoint is what readers say
+AT_ADDRESSES = ("core", "static", "c10d")  # backends whose endpoint a reader can give
 Reader = Callable[[Mapping[str, str]], Mapping[str, Any] | None]
 
 
 def installed() -> dict[str, Reader]:
-    """Return the readers of all installed packages by name."""
+    """Return the readers of all installed packages, by name."""
     return {entry.name: _load(entry) for entry in entry_points(group=GROUP)}
 
 
 def _load(entry: EntryPoint) -> Reader:
     try:
         reader: Reader = entry.load()
-    except Exception as error:  # a plug-in may fail in any way at all
+    except Exception as error:  # a plug-in may raise anything
         raise ParameterError(
-            f"the reader {entry.name!r} ({entry.value}) of the environment failed to load: "
-            f"{type(error).__name__}: {error}; --environment none does without"
+            f"the environment reader {entry.name!r} ({entry.value}) failed to load: "
+            f"{type(error).__name__}: {error}; --environment none disables readers"
         ) from error
     return reader
 
@@ -42,7 +42,7 @@ def _load(entry: EntryPoint) -> Reader:
 def find(
     env: Mapping[str, str], choice: str, readers: Callable[[], dict[str, Reader]] = installed
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return which reader knows this environment, and what it says ("" and nothing: none).
+    """Return the name and the options of the reader that matches, "" and no options if none does.
 
     Args:
         env: the variables.
@@ -59,11 +59,10 @@ def find(
     asked = known if choice == AUTO else {choice: known[choice]}
     found = {name: said for name, reader in asked.items() if (said := reader(env)) is not None}
     if choice != AUTO and not found:
-        raise ParameterError(f"--environment {choice}: its variables are not there")
+        raise ParameterError(f"--environment {choice}: its variables are not set")
     if len(found) > 1:
         raise ParameterError(
-            f"the environment is that of {' and '.join(sorted(found))}; "
-            "say with --environment which one to go by"
+            f"the environment matches {' and '.join(sorted(found))}; choose one with --environment"
         )
     return next(iter(found.items()), ("", {}))
 
@@ -78,17 +77,17 @@ def _check_choice(choice: str, known: Collection[str]) -> None:
 def fill(
     ctx: click.Context, options: Mapping[str, Any], env: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options, filled up, and for each filled one the name of its reader."""
+    """Return the completed options, and for each option filled in the name of its reader."""
     filled = dict(options)
     choice = filled.pop("environment")
-    if options["standalone"]:  # meets only itself, whoever started it
+    if options["standalone"]:  # a scheduler changes nothing
         _check_choice(choice, {entry.name for entry in entry_points(group=GROUP)})
         return filled, {}
     name, said = find(env, choice)
     origins = {}
     for option, value in said.items():
         if option not in filled:
-            raise ParameterError(f"the reader {name!r} says {option!r}, which is no option")
+            raise ParameterError(f"the reader {name!r} returns {option!r}, which is not an option")
         wanted = option != "endpoint" or options["backend"] in AT_ADDRESSES
         if wanted and not _is_given(ctx, option, env):
             filled[option] = value
@@ -99,7 +98,7 @@ def fill(
 
 
 def _is_given(ctx: click.Context, option: str, env: Mapping[str, str]) -> bool:
-    """Return whether the user has said so, by an option or a RALLYPOINT_ variable."""
+    """Return whether the user gave the option, or its RALLYPOINT_ variable."""
     source = ctx.get_parameter_source(option)
     if source is ParameterSource.ENVIRONMENT:
         return any(env.get(variable) for variable in _own_variables(ctx, option))

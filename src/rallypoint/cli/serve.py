@@ -1,4 +1,4 @@
-"""`rallypoint serve`: a server for any number of runs and their stores."""
+"""`rallypoint serve`: start a server for any number of runs and their stores."""
 
 import asyncio
 import dataclasses
@@ -35,7 +35,7 @@ from rallypoint.server.options import Options, with_limits
 from rallypoint.server.server import Server, endpoint_of
 from rallypoint.server.tls import ServerTLS
 
-OPEN_SECONDS = 60.0  # for an engine that is out of reach; a directory is there or not
+OPEN_SECONDS = 60.0  # for a database that is out of reach for a while
 Kept = tuple[Journal, Opened]
 
 
@@ -47,23 +47,25 @@ Kept = tuple[Journal, Opened]
     default="127.0.0.1:29400",
     envvar="RALLYPOINT_BIND",
     show_default=True,
-    help="What to listen on, exactly; port 0 picks a free one, which is printed.",
+    help="Address to listen on; port 0 picks a free port and prints it.",
 )
 @token_file_option()
-@click.option("--insecure", is_flag=True, help="Allow other addresses than loopback, no token.")
+@click.option(
+    "--insecure", is_flag=True, help="Listen on addresses other than loopback without a token."
+)
 @tls_options
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=N",
-    help="Set a limit, such as keys_limit=10000 (docs/defaults.md lists them).",
+    help="Set a limit, such as keys_limit=10000 (list: docs/defaults.md).",
 )
 @click.option(
     "--http",
     metavar="ADDRESS:PORT",
     envvar="RALLYPOINT_HTTP",
-    help="Where to serve the live page, /api/v1 and /metrics (needs rallypoint[web]).",
+    help="Address for the live page, /api/v1 and /metrics (needs rallypoint[web]).",
 )
 @click.option(
     "--http-name",
@@ -71,19 +73,19 @@ Kept = tuple[Journal, Opened]
     multiple=True,
     metavar="NAME",
     envvar="RALLYPOINT_HTTP_NAME",
-    help="A name, beside this machine's own, by which browsers reach the page.",
+    help="Further host name by which browsers reach the page.",
 )
 @click.option(
     "--data-dir",
     metavar="DIR",
-    help="Keep runs and stores in this directory: they outlive the server and the machine's power.",
+    help="Keep runs and stores in this directory, across restarts and power loss.",
 )
 @state_options
-@click.option("--until-empty", is_flag=True, help="End once the last client has gone.")
+@click.option("--until-empty", is_flag=True, help="Exit when the last client has gone.")
 @click.option("--fd", "fds", type=int, multiple=True, hidden=True)
 @click.option("--host-fd", type=int, hidden=True)
 @click.option("--log-file", type=Path, hidden=True)
-@click.option("-v", "--verbose", is_flag=True, help="Say what each run is doing.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what each run does.")
 def command(
     where: str,
     token_file: str | None,
@@ -106,11 +108,11 @@ def command(
     Example, for a cluster:
         export RALLYPOINT_TOKEN=$(openssl rand -hex 16)
         rallypoint serve --bind 10.0.0.1:29400 --http 127.0.0.1:29480
-    With TLS, by an authority of one's own (see `rallypoint certs`):
+    With TLS and a private CA (see `rallypoint certs`):
         rallypoint serve --bind 10.0.0.1:29400 --tls-cert head.pem --tls-key head.key
-    Started again after a crash, it goes on where it was (docs/durability.md):
+    Durable: after a crash, the same command continues all runs (docs/durability.md):
         rallypoint serve --bind 10.0.0.1:29400 --data-dir /var/lib/rallypoint
-    On two hosts or three, one leads and the others take over (docs/high-availability.md):
+    Highly available: on two or three hosts, one leads (docs/high-availability.md):
         rallypoint serve --bind 10.0.0.1:29400 --state etcd://h1:2379,h2:2379,h3:2379/prod
     """
     _set_logs(verbose, log_file is not None)
@@ -142,19 +144,19 @@ def _refuse(error: Exception) -> NoReturn:
 
 
 def _usable(options: Options) -> Options:
-    """Refuse TLS files that are of no use (ParameterError), before anything listens."""
+    """Check the TLS files before anything listens. Raises ParameterError."""
     if options.tls.for_servers:
         ServerTLS(options.tls)
     return options
 
 
 def _set_logs(verbose: bool, hosted: bool) -> None:
-    """Set how this process speaks, and say which variables mean nothing.
+    """Set up logging, and warn of variables that nothing reads.
 
     Args:
-        verbose: say what each run is doing.
-        hosted: an agent has started it, which has looked at the variables, and the log is to go
-            unless something is wrong: of orders the nodes tell.
+        verbose: log what each run does.
+        hosted: an agent started this server. It has checked the variables, and it removes an
+            empty log, so admin commands are not logged here: the nodes report them.
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
@@ -248,14 +250,14 @@ def _page_sockets(where: str, options: Options) -> list[socket.socket]:
 
 
 def page_url(sock: socket.socket, options: Options) -> str:
-    """Return where the page is: off loopback it speaks TLS if the server does, or is warned of."""
+    """Return the URL of the page, with a warning if its token crosses the network in clear."""
     local = is_loopback(str(sock.getsockname()[0]))
     secure = options.tls.for_servers and not local
     warning = ""
     if options.token and not secure and not local:
         warning = (
-            " WITHOUT TLS: whoever listens in can read the token; give --tls-cert and --tls-key, "
-            "or bind the page to loopback behind a proxy that speaks TLS"
+            " WITHOUT TLS: the token crosses the network unencrypted; give --tls-cert and "
+            "--tls-key, or bind the page to loopback behind a TLS proxy"
         )
     return f"{'https' if secure else 'http'}://{endpoint_of(sock)}/{warning}"
 
@@ -274,8 +276,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if options.until_empty:
-        # A scheduler that ends a job signals all its processes at once. Members then say
-        # goodbye, and the server that one of them started ends after the last of them.
+        # A scheduler that ends a job signals all its processes at once. The nodes then leave, and
+        # the server that one of them started ends after the last of them.
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await server.start()
@@ -286,7 +288,7 @@ async def _serve(
 
 
 def _watch_host(server: Server, fd: int) -> None:
-    """Wait for no first client once the agent that started this server has ended."""
+    """Stop waiting for a first client when the agent that started this server ends."""
 
     def ended() -> None:
         server.loop.remove_reader(fd)
@@ -300,7 +302,7 @@ def _watch_host(server: Server, fd: int) -> None:
 async def _page(
     web: list[socket.socket], names: tuple[str, ...], server: Server
 ) -> AsyncIterator[None]:
-    """Show a server on its page and by spans, if that is wanted, as long as the block lasts."""
+    """Serve the live page and emit spans, where configured, while the block lasts."""
     with tracing.traced(server, os.environ):
         async with _shown(web, names, server):
             yield

@@ -1,4 +1,4 @@
-"""`rallypoint serve --state URL`: servers of which one leads and the others take over."""
+"""`rallypoint serve --state URL`: several servers on one state, of which one leads."""
 
 import asyncio
 import functools
@@ -25,20 +25,20 @@ from rallypoint.server.options import Options
 
 logger = logging.getLogger("rallypoint.server")
 
-ETCD_LEAST_SECONDS = 2.0  # shorter leases it makes as long as that
+ETCD_LEAST_SECONDS = 2.0  # etcd extends shorter leases to this
 
 _OPTIONS = (
     click.option(
         "--state",
         metavar="URL",
         envvar="RALLYPOINT_STATE",
-        help="Keep runs and stores on etcd://... or redis://..., for several servers.",
+        help="Keep runs and stores in etcd://... or redis://..., for several servers.",
     ),
     click.option(
         "--advertise",
         metavar="ADDRESS:PORT",
         envvar="RALLYPOINT_ADVERTISE",
-        help="Where clients find this server, if that is not what it is bound to.",
+        help="Address by which clients reach this server. [default: that of --bind]",
     ),
     click.option(
         "--leader-lease",
@@ -47,53 +47,53 @@ _OPTIONS = (
         default=defaults.value("leader_lease"),
         envvar="RALLYPOINT_LEADER_LEASE",
         show_default=True,
-        help="After so long a silent leader is replaced.",
+        help="How long a leader may be silent before another server takes over.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for: see the options."""
+    """The values of the options."""
 
     url: str | None
     advertise: str | None
     lease: float
-    named: tuple[str, ...] = ()  # those that were given, beside the URL
+    named: tuple[str, ...] = ()  # the other options that were given
 
     def check(self, data_dir: str | None, until_empty: bool) -> None:
-        """Refuse what is wrong, or does not go together, before anything is bound.
+        """Check the options and their combinations before anything is bound.
 
         Raises ParameterError.
         """
         if data_dir is not None and not data_dir.strip():
-            text = f"--data-dir {data_dir!r} names no directory: nothing would be kept"
+            text = f"--data-dir {data_dir!r}: give a directory"
             raise ParameterError(text)
         if self.url is None:
             if self.named:
-                raise ParameterError(f"{self.named[0]} without --state: it has no meaning there")
+                raise ParameterError(f"{self.named[0]}: only valid with --state")
             return
         if not is_engine_url(self.url):
             raise ParameterError(
                 f"--state {redacted(self.url)}: give etcd[s]://HOST[,HOST...][/PREFIX] or "
-                "redis[s]://HOST[/PREFIX]; a directory of this machine is --data-dir DIR"
+                "redis[s]://HOST[/PREFIX]; for a local directory, give --data-dir DIR"
             )
         for other, given in (("--data-dir", data_dir), ("--until-empty", until_empty)):
             if given:
-                raise ParameterError(f"--state with {other}: give one of them")
+                raise ParameterError(f"--state and {other}: give only one of them")
         if not self.lease > 0:
-            raise ParameterError(f"--leader-lease {self.lease:g}: give seconds above 0")
+            raise ParameterError(f"--leader-lease {self.lease:g}: give more than 0 seconds")
         is_etcd = self.url.startswith(("etcd://", "etcds://"))
         if is_etcd and self.lease < ETCD_LEAST_SECONDS:
             raise ParameterError(
-                f"--leader-lease {self.lease:g}: etcd has no leases below "
-                f"{ETCD_LEAST_SECONDS:g} s; give that or more"
+                f"--leader-lease {self.lease:g}: etcd supports no lease below "
+                f"{ETCD_LEAST_SECONDS:g} s"
             )
         _check_advertised(self.advertise)
-        open_engine(self.url).close()  # it connects with its first call only
+        open_engine(self.url).close()  # checks the URL; the first call connects
 
     def at(self, sockets: list[socket.socket]) -> FailoverConfig | None:
-        """Return where the state is and where clients find this server; None: it is alone."""
+        """Return the configuration for failover, None for a single server."""
         if self.url is None:
             return None
         name = f"{socket.gethostname()} pid {os.getpid()} {uuid.uuid4().hex[:8]}"
@@ -103,8 +103,8 @@ class Choice:
             where = join_endpoint(host, port or sockets[0].getsockname()[1])
         elif _bound_to_all(sockets) and is_loopback(parse_rendezvous_endpoint(where)[0]):
             logger.warning(
-                "clients and servers on other hosts are told to come to %s, which is this host "
-                "alone: give --advertise ADDRESS:PORT", where
+                "clients on other hosts are sent to %s, which only this host can reach: give "
+                "--advertise ADDRESS:PORT", where
             )  # fmt: skip
         return FailoverConfig(self.url, name, where, self.lease)
 
@@ -117,10 +117,10 @@ def _check_advertised(where: str | None) -> None:
         socket.getaddrinfo(host, None)
     except socket.gaierror as error:
         if error.errno != socket.EAI_NONAME:
-            return  # who knows names is out of reach, which may pass
+            return  # the name service may be out of reach for a while
         raise ParameterError(
-            f"--advertise {where}: {host!r} has no address; give ADDRESS:PORT, by which clients "
-            "reach this server"
+            f"--advertise {where}: {host!r} does not resolve; give the ADDRESS:PORT by which "
+            "clients reach this server"
         ) from error
 
 
@@ -129,7 +129,7 @@ def _bound_to_all(sockets: list[socket.socket]) -> bool:
 
 
 def state_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of servers that take over, given to the command as `shared`, a `Choice`."""
+    """Add the options of highly available servers; the command gets `shared`, a `Choice`."""
 
     @functools.wraps(command)
     def taking(
@@ -149,7 +149,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
 async def serve_in_turn(
     options: Options, sockets: list[socket.socket], state: FailoverConfig, attend: Attend
 ) -> None:
-    """Stand by, and serve whenever this process leads, until SIGTERM or SIGINT."""
+    """Stand by, and serve while this process leads, until SIGTERM or SIGINT."""
     failover = Failover(options, sockets, state, attend)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

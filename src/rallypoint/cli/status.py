@@ -1,6 +1,6 @@
-"""`rallypoint status`: what a run waits for, who is in it, and what it has been through.
+"""`rallypoint status`: what a run waits for, its nodes, and its past rounds.
 
-Exit codes: 0 shown, 1 it could not be asked, 2 usage, 3 there is no such run.
+Exit codes: 0 shown, 1 unreachable, 2 usage, 3 no such run.
 """
 
 import contextlib
@@ -41,20 +41,22 @@ Examples:
 
 @click.command("status", epilog=EXAMPLES)
 @endpoint_option()
-@run_id_option("The run to show; a server's runs if not given.")
+@run_id_option("The run to show. [default: all runs of the server]")
 @backend_option
 @token_file_option()
 @click.option("--json", "as_json", is_flag=True, help="Print the document rallypoint.status/1.")
-@click.option("-w", "--watch", is_flag=True, help="Show it live until ^C; with --json, one a line.")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Refresh until Ctrl-C; with --json, one document per line."
+)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.05),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often --watch asks.",
+    help="Refresh interval of --watch.",
 )
-@timeout_option("one question")
+@timeout_option("one request")
 def command(
     endpoint: str,
     run_id: str,
@@ -65,9 +67,9 @@ def command(
     interval: float,
     timeout: float,
 ) -> None:
-    """Show what a run waits for, who is in it, and what it has been through.
+    """Show what a run waits for, its nodes, and its past rounds.
 
-    Nothing is changed by looking: no run is made and no seat is taken.
+    Read-only: the command creates no run and joins none.
     """
     try:
         source = open_source(backend, endpoint, run_id, read_token(None, token_file))
@@ -115,7 +117,7 @@ def _watch(
 
 
 def _rest(seconds: float) -> None:
-    threading.Event().wait(seconds)  # unlike a sleep, also what a test can cut short
+    threading.Event().wait(seconds)  # an Event, so that tests can replace it
 
 
 def _fail(text: str, code: int) -> NoReturn:

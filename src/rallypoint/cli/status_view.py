@@ -1,4 +1,4 @@
-"""How `status` looks on a terminal: the sentence first, then who, then what was."""
+"""The terminal output of `status`: the reason first, then the nodes, then the past rounds."""
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -20,7 +20,7 @@ MEMBERS_SHOWN = 64
 NEWS_SHOWN = 3
 ROUNDS_SHOWN = 8
 MISSING_SHOWN = 8
-SILENT_SECONDS = 7.0  # more than one beat and its way
+SILENT_SECONDS = 7.0  # longer than a heartbeat interval and its travel time
 _PHASES = {"gathering": "yellow", "last call": "yellow", "sealed": "green", "closed": "dim"}
 _PLACES = {
     "participant": "green",
@@ -40,7 +40,7 @@ def picture(status: Status) -> Group:
         there = _run(run) if run.is_there else [Text(no_such_run(run, status.server))]
         parts += [Text(""), *there]
     if status.server is not None and not status.runs:
-        parts.append(Text("no run is known there", style="dim"))
+        parts.append(Text("the server has no runs", style="dim"))
     more = (status.server.run_count if status.server else 0) - len(status.runs)
     if status.server is not None and more > 0 and len(status.runs) != 1:
         parts.append(Text(f"\nand {more} more runs (--run-id NAME shows one)", style="dim"))
@@ -53,14 +53,14 @@ def _server(server: ServerStatus) -> Text:
     text.append(
         f"  rallypoint {server.version}, up {duration(server.uptime_seconds)}, "
         f"{_many(server.connections, 'connection')}, {_many(server.run_count, 'run')}, "
-        f"loop late by {lag}",
+        f"event loop {lag} late",
         style="dim",
     )
     if server.durable is not None:
         kept = server.durable
         text.append(
             f"\ndurable: {kept.where}, {_many(kept.commits, 'commit')} of "
-            f"{kept.commit_seconds * 1000:.1f} ms (at worst {kept.worst_commit_seconds:.1f} s)",
+            f"{kept.commit_seconds * 1000:.1f} ms (worst {kept.worst_commit_seconds:.1f} s)",
             style="dim",
         )
         if kept.trouble:
@@ -71,7 +71,9 @@ def _server(server: ServerStatus) -> Text:
         text.append(f"\n{server.access}", style="bold red")
     if server.faults:
         times = _many(server.faults, "internal error")
-        text.append(f"\n{times}, see its log: each has closed a run or a connection", style="red")
+        text.append(
+            f"\n{times}, see the server's log: each closed a run or a connection", style="red"
+        )
     return text
 
 
@@ -125,7 +127,7 @@ def _lines(run: RunStatus) -> list[Text]:
         text = f"rank {failure.rank} on {failure.node}, round {failure.round}: {how}"
         lines.append(_line("failure", text, "red"))
     for out in run.shut_out[:3]:
-        lines.append(_line("shut out", f"{out.id[:8]}: {out.why}"))
+        lines.append(_line("refused", f"{out.id[:8]}: {out.why}"))
     return lines
 
 
@@ -154,7 +156,7 @@ def _table(*columns: str) -> Table:
 
 
 def _members(run: RunStatus) -> Table:
-    table = _table("rank", "node", "slot", "place", "for", "last beat")
+    table = _table("rank", "node", "slot", "place", "for", "heartbeat")
     for column in (0, 4, 5):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True
@@ -175,7 +177,7 @@ def _members(run: RunStatus) -> Table:
 
 def _beat(member: MemberStatus) -> Text:
     if not member.connected:
-        return Text("connection cut", style="bold red")
+        return Text("disconnected", style="bold red")
     heard = member.heard_seconds
     late = heard is not None and heard > SILENT_SECONDS
     return Text(duration(heard), style="red" if late else "")

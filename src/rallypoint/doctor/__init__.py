@@ -1,5 +1,9 @@
-"""Why nodes do not meet: looks step by step, and says what to do.
+"""Finds out why nodes do not meet, and whether a node is fit to take part.
 
-`probe` asks the network, `findings` judges what was seen, `examination` goes from one
-to the next.
+examination   the steps towards a server, one after the other
+shared        the same without a server: towards etcd, Redis or a file
+probe         what the steps ask the network
+findings      judges what the probe saw
+measurements  measures this machine, and the links between nodes
+fitness       PURE: judges the measurements
 """

@@ -1,4 +1,4 @@
-"""The steps, each only once the one before has led somewhere.
+"""Examines the way to a server step by step; each step needs the one before.
 
 name -> whose -> connect -> answer -> token -> round trip, clock, server, run -> peers
 """
@@ -28,14 +28,14 @@ _ORDER = list(Verdict)
 
 @dataclass(frozen=True)
 class Question:
-    """What a node would do.
+    """What to examine.
 
     Args:
         host, port: of the endpoint.
-        run_id: "" to ask about the server only.
+        run_id: "" to examine only the server.
         token: shared secret, b"" for none.
-        nodes: how many shall meet, 0 if that is not known.
-        tls: files for TLS; none: plain TCP.
+        nodes: how many should meet, 0 if unknown.
+        tls: files for TLS; without any, plain TCP.
     """
 
     host: str
@@ -47,17 +47,17 @@ class Question:
 
     @classmethod
     def each(cls, endpoint: str, *rest: Any) -> "list[Question]":
-        """Return the question to each server of an endpoint (ParameterError)."""
+        """Return one question per server of an endpoint. Raises ParameterError."""
         return [cls(*place, *rest) for place in parse_endpoints(endpoint)]
 
     @property
     def target(self) -> ConnectionConfig:
-        """The same, as clients take it."""
+        """The configuration for a client connection."""
         return ConnectionConfig(self.host, self.port, self.run_id, self.token, tls=self.tls)
 
 
 def examine(question: Question, probe: Probe) -> Iterator[Finding]:
-    """Yield what was found, step by step."""
+    """Yield the findings, step by step."""
     begun = time.monotonic()
     try:
         infos, trouble = probe.resolve(question.host, question.port), ""
@@ -89,7 +89,7 @@ def examine(question: Question, probe: Probe) -> Iterator[Finding]:
 
 
 def examine_all(questions: Sequence[Question], probe: Probe) -> Iterator[Finding]:
-    """Yield what was found at each of several servers; one that can be used is enough."""
+    """Yield the findings for several servers; failures become warnings if one server works."""
     if len(questions) == 1:
         yield from examine(questions[0], probe)
         return
@@ -103,7 +103,7 @@ def examine_all(questions: Sequence[Question], probe: Probe) -> Iterator[Finding
 
 
 def _other_port(question: Question, probe: Probe) -> Iterator[Finding]:
-    """The usual port, if the one that was given leads nowhere."""
+    """Yield a finding if a server listens on the default port instead of the given one."""
     if question.port == DEFAULT_PORT:
         return
     usual = replace(question, port=DEFAULT_PORT)
@@ -152,7 +152,7 @@ def worst(found: Sequence[Finding]) -> Verdict:
 
 
 def cause(found: Sequence[Finding]) -> Finding | None:
-    """Return the finding that explains best why nodes do not meet, None if none does."""
+    """Return the most likely reason why nodes do not meet, None if there is none."""
     for verdict in (Verdict.FAIL, Verdict.WARN):
         for finding in found:
             if finding.verdict is verdict:
@@ -161,7 +161,11 @@ def cause(found: Sequence[Finding]) -> Finding | None:
 
 
 def in_short(questions: Sequence[Question], seconds: float) -> str:
-    """Return one line on what is wrong, "" if nothing is: for a join that takes long."""
+    """Return the likely cause in one line, "" if there is none, for a join that takes long.
+
+    Args:
+        seconds: limit of each step.
+    """
     found = cause(list(examine_all(questions, Probe(seconds))))
     if found is None:
         return ""

@@ -1,7 +1,6 @@
-"""What was measured of a node, and what it means. PURE.
+"""Judges the measurements of a node. PURE.
 
-A finding is the doctor's: a verdict, what was seen, and what to do. A node that fails one
-should take no seat; a warning is for people.
+A node with a failed finding should not take part; a warning is for people.
 """
 
 import statistics
@@ -13,9 +12,9 @@ import msgspec
 from rallypoint.doctor.findings import Finding, Verdict
 
 GIB = 1024**3
-STEP_SECONDS = 0.05  # no clock that is slewed drifts so far within a second or two
-SLOW_FACTOR = 5.0  # a pair so much slower than the quick quarter (one node can slow half), and
-SLOW_SECONDS = 0.005  # slower than this, is told
+STEP_SECONDS = 0.05  # a slewed clock does not drift this far within two seconds
+SLOW_FACTOR = 5.0  # slow: by this factor slower than the fastest quarter (one node can slow half)
+SLOW_SECONDS = 0.005  # and slower than this
 SHOWN = 5
 
 
@@ -24,9 +23,9 @@ class Pair(msgspec.Struct, frozen=True):
 
     Args:
         source: label of the node that measured.
-        target: label of the other.
-        seconds: of a round trip, None if there was none.
-        trouble: why, "" if all is well.
+        target: label of the other node.
+        seconds: round-trip time, None if there was no answer.
+        trouble: why, "" if there is none.
     """
 
     source: str
@@ -36,12 +35,12 @@ class Pair(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The pair as people read it."""
+        """The pair for people."""
         return f"{self.source} -> {self.target}"
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU: its name, and its memory errors that could not be corrected (None: not counted)."""
+    """A GPU and its number of uncorrected memory errors (None: not counted)."""
 
     index: int
     name: str
@@ -49,61 +48,63 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 def disk(path: str, free_bytes: int, least_bytes: int) -> Finding:
-    """Judge the room on a disk."""
+    """Judge the free space on a disk."""
     text = f"{path} has {_size(free_bytes)} free"
     if free_bytes >= least_bytes:
         return Finding("disk", Verdict.OK, text)
-    remedy = f"make room, or ask for less than {_size(least_bytes)} (--min-disk)"
+    remedy = f"free some space, or require less than {_size(least_bytes)} (--min-disk)"
     return Finding("disk", Verdict.FAIL, text, remedy)
 
 
 def no_disk(path: str, trouble: str) -> Finding:
-    """Judge a place that cannot be looked at."""
+    """Judge a path that cannot be read."""
     return Finding("disk", Verdict.FAIL, f"{path}: {trouble}", "mount it, or give another --path")
 
 
 def memory(available_bytes: int, least_bytes: int) -> Finding:
     """Judge the free memory."""
-    text = f"{_size(available_bytes)} of memory are free"
+    text = f"{_size(available_bytes)} of memory is free"
     if available_bytes >= least_bytes:
         return Finding("memory", Verdict.OK, text)
-    remedy = f"end what holds it, or ask for less than {_size(least_bytes)} (--min-memory)"
+    remedy = f"free some memory, or require less than {_size(least_bytes)} (--min-memory)"
     return Finding("memory", Verdict.FAIL, text, remedy)
 
 
 def clock(step_seconds: float, watched_seconds: float) -> Finding:
-    """Judge whether the wall clock jumps. Nothing of ours depends on it; logs and TLS do."""
+    """Judge whether the wall clock jumps. Only logs and TLS depend on it."""
     if abs(step_seconds) < STEP_SECONDS:
         text = f"the wall clock ran evenly for {watched_seconds:g} s"
         return Finding("clock", Verdict.OK, text)
     text = f"the wall clock stepped by {step_seconds:+.2f} s within {watched_seconds:g} s"
-    return Finding("clock", Verdict.WARN, text, "let one time service slew it")
+    return Finding(
+        "clock", Verdict.WARN, text, "run exactly one time service, and let it slew the clock"
+    )
 
 
 def gpus(found: Sequence[Gpu], trouble: str) -> Finding:
-    """Judge the GPUs, where nvidia-smi is there."""
+    """Judge the GPUs of a machine with nvidia-smi."""
     if trouble:
-        remedy = "the driver does not answer: reset the GPUs, or take the node out"
+        remedy = "reset the GPUs, or remove the node"
         return Finding("gpus", Verdict.FAIL, f"nvidia-smi {trouble}", remedy)
     bad = [gpu for gpu in found if gpu.errors]
     if bad:
         shown = ", ".join(f"GPU {gpu.index} ({gpu.errors})" for gpu in bad)
-        text = f"memory errors that could not be corrected: {shown}"
-        return Finding("gpus", Verdict.FAIL, text, "reset these GPUs, or take the node out")
+        text = f"uncorrected memory errors: {shown}"
+        return Finding("gpus", Verdict.FAIL, text, "reset these GPUs, or remove the node")
     kinds = Counter(gpu.name for gpu in found)
     shown = ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
     return Finding("gpus", Verdict.OK if found else Verdict.WARN, f"GPUs: {shown}")
 
 
 def links(pairs: Sequence[Pair], absent: int = 0) -> Finding:
-    """Judge the links between nodes: which are dead or slow, and who is in most of them.
+    """Judge the links between nodes: which are dead or slow, and which node is in most of them.
 
     Args:
-        pairs: all that were measured.
-        absent: nodes that were waited for and have not come.
+        pairs: all measured links.
+        absent: number of expected nodes that did not come.
     """
     if absent:
-        text = f"{absent} of the nodes have not come to be measured"
+        text = f"{absent} of the nodes did not come to be measured"
         return Finding("pairs", Verdict.FAIL, text, "start the check on all nodes at once")
     times = [pair.seconds for pair in pairs if pair.seconds is not None]
     middle = statistics.median(times) if times else 0.0
@@ -113,12 +114,12 @@ def links(pairs: Sequence[Pair], absent: int = 0) -> Finding:
     slow = [pair for pair in pairs if pair.seconds is not None and pair.seconds > limit]
     if dead:
         text = f"{len(dead)} of {_pairs(pairs)} are dead: {_listed(dead)}{_offender(dead, pairs)}"
-        remedy = "open the network between them, or take the node out"
+        remedy = "open the network between them, or remove the node"
         return Finding("pairs", Verdict.FAIL, text, remedy)
     if not times:
-        return Finding("pairs", Verdict.NOTE, "there is no other node to measure")
+        return Finding("pairs", Verdict.NOTE, "no other node to measure")
     worst = max(pairs, key=lambda pair: pair.seconds or 0.0)
-    text = f"{_pairs(pairs)}, round trip {_ms(middle)} in the middle, worst {_one(worst)}"
+    text = f"{_pairs(pairs)}, median round trip {_ms(middle)}, worst {_one(worst)}"
     if slow:
         return Finding(
             "pairs", Verdict.WARN, f"{text}; slow: {_listed(slow)}{_offender(slow, pairs)}"
@@ -127,7 +128,7 @@ def links(pairs: Sequence[Pair], absent: int = 0) -> Finding:
 
 
 def offender(bad: Sequence[Pair], pairs: Sequence[Pair]) -> str:
-    """Return the node with the largest part of its links bad, "" if several have as many."""
+    """Return the node with the largest share of bad links, "" if several tie."""
     of_all: Mapping[str, int] = Counter(end for pair in pairs for end in (pair.source, pair.target))
     of_bad = Counter(end for pair in bad for end in (pair.source, pair.target))
     parts = sorted(((count / of_all[node], node) for node, count in of_bad.items()), reverse=True)

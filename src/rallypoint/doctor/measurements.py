@@ -1,8 +1,8 @@
-"""Measures the links between nodes, each to each.
+"""Measures this machine, and the links between nodes. Each measurement has a time limit.
 
-All nodes run the check at once and meet in the run's store: each listens on a port of its
-own, tells where, measures a round trip to every other, and tells what it has seen. So all of
-them know all pairs, and each names the same offender.
+For the links, all nodes run the check at once and meet in the run's store: each listens on a port
+of its own, publishes it, measures a round trip to every other node, and publishes the results. So
+all nodes know all links and report the same worst node.
 """
 
 import shutil
@@ -34,12 +34,12 @@ _QUERY = "index,name,ecc.errors.uncorrected.volatile.total"
 def examine(
     paths: Sequence[str], disk_bytes: int, memory_bytes: int, limit_seconds: float
 ) -> Iterator[Finding]:
-    """Yield what was found of disks, memory, clock and GPUs.
+    """Yield the findings on disks, memory, clock and GPUs.
 
     Args:
-        paths: on the disks to look at.
-        disk_bytes: to be free on each.
-        memory_bytes: to be free.
+        paths: one on each disk to check.
+        disk_bytes: free space required on each.
+        memory_bytes: free memory required.
         limit_seconds: for nvidia-smi.
     """
     for path in paths:
@@ -60,14 +60,14 @@ def clock_step(
     steady: Callable[[], float] = time.monotonic,
     wait: Callable[[float], object] | None = None,
 ) -> float:
-    """Return by how much the wall clock moved against the monotonic one meanwhile."""
+    """Return by how many seconds the wall clock stepped against the monotonic clock meanwhile."""
     before = wall() - steady()
     (wait or threading.Event().wait)(seconds)
     return wall() - steady() - before
 
 
 def gpus(program: str, limit_seconds: float) -> tuple[list[Gpu], str]:
-    """Return the GPUs that nvidia-smi tells, and what is wrong with it, "" if nothing is."""
+    """Return the GPUs that nvidia-smi reports, and its error, "" for none."""
     argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
@@ -97,7 +97,7 @@ MEETING = "check/nodes"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a node listens."""
+    """Address at which a node listens."""
 
     label: str
     address: str
@@ -105,15 +105,15 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Echo:
-    """Sends back what comes, as long as it is our message; one thread a client.
+    """Echoes our message to each client, in a thread per client.
 
     Args:
-        address: to listen at; the port is any.
-        limit_seconds: that a client may stay silent.
+        address: to listen on, with any free port.
+        limit_seconds: for which a client may stay silent.
     """
 
     def __init__(self, address: str, limit_seconds: float) -> None:
-        """Listen. Raises OSError."""
+        """Start to listen. Raises OSError."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._limit = limit_seconds
         self._listener = socket.create_server((address, 0), family=family, backlog=1024)
@@ -136,7 +136,7 @@ class Echo:
                 while client.recv(len(MESSAGE), socket.MSG_WAITALL) == MESSAGE:
                     client.sendall(MESSAGE)
             except OSError:
-                return  # it is the client that tells what it saw
+                return  # the client reports the error
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +153,7 @@ class Echo:
 
 
 def measure(source: str, place: Place, limit_seconds: float) -> Pair:
-    """Return the link to a place: the median of a few round trips."""
+    """Return the link to a node: the median of a few round trips."""
     times = []
     try:
         with socket.create_connection((place.address, place.port), limit_seconds) as sock:
@@ -162,7 +162,7 @@ def measure(source: str, place: Place, limit_seconds: float) -> Pair:
                 begun = time.monotonic()
                 sock.sendall(MESSAGE)
                 if sock.recv(len(MESSAGE), socket.MSG_WAITALL) != MESSAGE:
-                    return Pair(source, place.label, None, "it answered something else")
+                    return Pair(source, place.label, None, "unexpected answer")
                 times.append(time.monotonic() - begun)
     except TimeoutError:
         return Pair(source, place.label, None, f"no answer in {limit_seconds:g} s")
@@ -172,13 +172,13 @@ def measure(source: str, place: Place, limit_seconds: float) -> Pair:
 
 
 def measure_all(source: str, places: Sequence[Place], limit_seconds: float) -> list[Pair]:
-    """Return the links to several places, measured side by side."""
+    """Return the links to several nodes, measured in parallel."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(lambda place: measure(source, place, limit_seconds), places))
 
 
 def distinct(places: Sequence[Place]) -> list[Place]:
-    """Return the places under labels that tell them apart: host names may be equal."""
+    """Return the places with unique labels: host names may be equal."""
     counts = Counter(place.label for place in places)
     return [
         place
@@ -194,23 +194,23 @@ def meet(
     """Measure all pairs together with the other nodes.
 
     Args:
-        store: of a run that is used for this check alone.
+        store: of a run that only this check uses.
         label: of this node.
-        address: of this node, as the others reach it.
-        nodes: how many check.
+        address: by which the others reach this node.
+        nodes: number of nodes that run the check.
         limit_seconds: for each link.
-        deadline: for all to come.
+        deadline: for all nodes to come.
 
     Returns:
-        All pairs, and how many nodes have not come.
+        All links, and how many nodes did not come.
 
-    Raises ParameterError when more come than were told.
+    Raises ParameterError if more nodes come than expected.
     """
     rank = store.add(MEETING, 1) - 1
     if rank >= nodes:
         raise ParameterError(
-            f"--nodes {nodes}: another node is here already; give all the same number, and each "
-            "check a --run-id of its own"
+            f"--nodes {nodes}: more nodes have come; give all nodes the same number, and each "
+            "check a new --run-id"
         )
     with Echo(address, limit_seconds) as echo:
         own = Place(label, address, echo.port)

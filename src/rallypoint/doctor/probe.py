@@ -1,4 +1,4 @@
-"""Asking the network, one small question at a time; each ends within its limit."""
+"""Asks the network one small question at a time; each has a time limit."""
 
 import errno
 import secrets
@@ -41,36 +41,36 @@ _Body = TypeVar("_Body")
 
 
 class Talk:
-    """A conversation with a server of ours, after the handshake."""
+    """A connection to a Rallypoint server, after the handshake."""
 
     def __init__(self, link: ClientConnection) -> None:
         self._link = link
 
     def round_trip(self) -> float:
-        """Return the seconds that a sign of life takes there and back."""
+        """Return the round-trip time of a heartbeat, in seconds."""
         begun = time.monotonic()
         self._link.send(p.frame(wire.Beat()))
         self._next(wire.Beat)
         return time.monotonic() - begun
 
     def server(self) -> ServerStatus | None:
-        """Return what the server says of itself."""
+        """Return the server's status."""
         self._link.send(p.frame(wire.Inquire(1, server=True)))
         answer: wire.Answer = self._next(wire.Answer)
         return answer.server
 
     def report(self) -> Report | None:
-        """Return what the run is doing."""
+        """Return the report of the run."""
         self._link.send(p.frame(wire.Inquire(2)))
         answer: wire.Answer = self._next(wire.Answer)
         return answer.report
 
     def certificate_ends(self) -> str:
-        """Return when the server's certificate ends (UTC), "" without TLS."""
+        """Return when the server's certificate expires (UTC), "" without TLS."""
         return str(getattr(self._link.sock, "certificate_ends", ""))
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._link.close()
 
     def _next(self, kind: type[_Body]) -> _Body:
@@ -79,22 +79,22 @@ class Talk:
             raise StoreConnectionError("the server has stopped answering")
         body = _server.decode(bodies[0])
         if not isinstance(body, kind):
-            raise StoreConnectionError(f"an answer of another kind: {body!r}")
+            raise StoreConnectionError(f"unexpected answer: {body!r}")
         return body
 
 
 class Probe:
-    """What the doctor asks the network; tests put their own in its place.
+    """Asks the network; tests replace it.
 
     Args:
-        seconds: limit of each question.
+        seconds: limit of each request.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def resolve(self, host: str, port: int) -> list[AddressInfo]:
-        """Return the addresses of a name (OSError)."""
+        """Return the addresses of a name. Raises OSError."""
         return resolve(host, port, Deadline(self.seconds))
 
     def own(self) -> list[str]:
@@ -117,7 +117,7 @@ class Probe:
                 ready = selector.select(self.seconds)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if ready else errno.ETIMEDOUT
         if code == 0 and sock.getsockname() == sock.getpeername():
-            code = errno.ECONNREFUSED  # a port of ours that met itself
+            code = errno.ECONNREFUSED  # the socket connected to itself
         if code:
             sock.close()
             return self._place(info, begun, code), None
@@ -130,7 +130,7 @@ class Probe:
         return Place(str(where[0]), int(where[1]), time.monotonic() - begun, code)
 
     def peers(self, places: list[tuple[str, str, int]]) -> list[tuple[str, Place]]:
-        """Try the ports of several nodes (label, address, port) side by side."""
+        """Try the ports of several nodes (label, address, port) in parallel."""
 
         def attempt(label: str, address: str, port: int) -> tuple[str, Place]:
             try:
@@ -146,9 +146,9 @@ class Probe:
             return list(pool.map(lambda row: attempt(*row), places))
 
     def greet(self, info: AddressInfo, target: ConnectionConfig) -> tuple[Greeting, Talk | None]:
-        """Say hello and prove who we are; the talk is None if it is not to be.
+        """Perform the handshake; the talk is None if it fails.
 
-        First by hand, to see what else may listen there; then as every client does.
+        First sends a bare hello, to see what listens there; then connects as every client does.
         """
         asks = False
         if not target.tls.for_clients:
@@ -171,11 +171,11 @@ class Probe:
         except StoreConnectionError as error:
             return Greeting(Answer.SILENT, str(error)), None
         link.sock.settimeout(self.seconds)
-        leads = "" if link.where == target.where else f"it stands by for {link.where}"
+        leads = "" if link.where == target.where else f"it stands by; the leader is {link.where}"
         return Greeting(Answer.OURS, leads, b"", asks or bool(target.token), True), Talk(link)
 
     def _hello(self, info: AddressInfo, target: ConnectionConfig) -> Greeting:
-        """Send a hello that proves nothing, and look at the first bytes that come back."""
+        """Send a hello without a proof, and look at the first bytes of the answer."""
         nonce = bytes(p.NONCE_BYTES)
         hello = p.Hello(p.PROTOCOL_VERSION, target.run, secrets.token_bytes(16), nonce, SOFTWARE)
         _place, sock = self.connect(info)
@@ -203,7 +203,7 @@ class Probe:
         return Greeting(Answer.OURS, asks_token=bool(body.proof))
 
     def _who_hangs_up(self, info: AddressInfo) -> Greeting:
-        """What closes on a plain hello without a word may be a server that speaks TLS."""
+        """Return the greeting of a server that closed: it may expect TLS."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only to look
         _place, sock = self.connect(info)

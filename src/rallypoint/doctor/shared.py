@@ -1,10 +1,10 @@
-"""Why nodes do not meet where no server is: on an engine (etcd, Redis), or in a shared file.
+"""Examines a rendezvous without a server: in a database (etcd, Redis) or a shared file.
 
     engine: name, connect of each host -> what answers -> round trip -> write -> run -> peers
     file: the path -> round trip -> write -> run -> peers
 
-Whether this node may write is found out by writing: an entry of a random name, deleted again.
-The run is not touched.
+To check the permission to write, it writes an entry with a random name and deletes it. It does
+not touch the run.
 """
 
 import os
@@ -39,20 +39,20 @@ from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBacken
 from rallypoint.store.file import FileStore
 
 ROUND_TRIPS = 5
-SCRATCH_SECONDS = 60.0  # until what could not be deleted goes by itself
+SCRATCH_SECONDS = 60.0  # an entry that could not be deleted expires
 _VALUE = b"written by rallypoint doctor"
 
 
 def examine_shared(backend: str, endpoint: str, run_id: str, probe: Probe) -> Iterator[Finding]:
-    """Yield what was found, step by step.
+    """Yield the findings, step by step.
 
     Args:
         backend: file, etcd or redis.
-        endpoint: path, or hosts and URL, as nodes are given it.
-        run_id: "" to ask about the place only.
-        probe: asks the network, within its limit.
+        endpoint: path, hosts or URL, as the nodes get it.
+        run_id: "" to examine only the database or file.
+        probe: asks the network.
 
-    Raises ParameterError at once for a backend or endpoint that cannot be.
+    Raises ParameterError at once for an invalid backend or endpoint.
     """
     if backend == "file":
         return _file(Path(endpoint.removeprefix("file://")), run_id, probe)
@@ -62,7 +62,7 @@ def examine_shared(backend: str, endpoint: str, run_id: str, probe: Probe) -> It
 
 
 def where(backend: str, endpoint: str) -> str:
-    """Return a place, for people."""
+    """Return the endpoint for people, without passwords."""
     return endpoint if backend == "file" else redacted(engine_url(backend, endpoint))
 
 
@@ -120,10 +120,10 @@ def _answers(engine: Engine, run_id: str, probe: Probe) -> Iterator[Finding]:
     except RallypointError as error:
         refused = isinstance(error, AuthenticationError)
         if isinstance(error, StoreConnectionError) and not refused:
-            text = f"start {engine.name}, or give the port where it listens"
+            text = f"start {engine.name}, or give the port on which it listens"
             yield Finding("answer", Verdict.FAIL, str(error), f"{text} (TLS: {engine.name}s://)")
             return
-        # who may not ask that may still read and write
+        # without that permission, it may still read and write
         yield Finding("answer", Verdict.NOTE, f"{engine.name}: {error}")
     backend = EngineRendezvousBackend(engine, run_id, probe.seconds)
     yield from _use(read, write, backend, engine.where, run_id, probe)
@@ -135,27 +135,29 @@ def _answers(engine: Engine, run_id: str, probe: Probe) -> Iterator[Finding]:
 def _file(path: Path, run_id: str, probe: Probe) -> Iterator[Finding]:
     folder = path.parent
     if not folder.is_dir():
-        remedy = "make it, or mount what the nodes share at that path on this machine, too"
+        remedy = "create it, or mount the shared file system at that path on this machine too"
         yield Finding("path", Verdict.FAIL, f"there is no directory {folder}", remedy)
         return
     if not path.exists():
         may = os.access(folder, os.W_OK | os.X_OK)
-        text = f"{path} is not there yet; the first node makes it"
-        text += "" if may else f", but this user may not write into {folder}"
-        remedy = "if nodes have joined already, they were given another path, or share nothing"
-        remedy = remedy if may else f"let the user who runs the nodes write into {folder}"
+        text = f"{path} does not exist yet; the first node creates it"
+        text += "" if may else f", but this user may not write to {folder}"
+        remedy = (
+            "if nodes have joined already, they use another path, or the file system is not shared"
+        )
+        remedy = remedy if may else f"let the user of the nodes write to {folder}"
         yield Finding("path", Verdict.NOTE if may else Verdict.FAIL, text, remedy)
         return
     if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
-        remedy = "give the path of a file that the user who runs the nodes may read and write"
-        yield Finding("path", Verdict.FAIL, f"{path} cannot be read and written", remedy)
+        remedy = "give a file that the user of the nodes may read and write"
+        yield Finding("path", Verdict.FAIL, f"{path} is not readable and writable", remedy)
         return
     yield Finding("path", Verdict.OK, f"{path}, {path.stat().st_size} bytes")
     scratch = f"doctor/{secrets.token_hex(8)}"
     try:
         store = FileStore(path, timeout=probe.seconds)
     except StoreError as error:
-        remedy = "give the path that the nodes are given; this file is another program's"
+        remedy = "give the same path as the nodes; this file belongs to another program"
         yield Finding("answer", Verdict.FAIL, str(error), remedy)
         return
     try:
@@ -195,10 +197,10 @@ def _use(
 
 def _remedy(error: RallypointError) -> str:
     if isinstance(error, AuthenticationError):
-        return "give this node credentials that may read and write there"
+        return "give this node credentials with permission to read and write there"
     if isinstance(error, StoreLimitError):
-        return "make room there: nothing can be decided while it is full"
-    return "look at the log of what keeps it"
+        return "free space there: the run cannot change while it is full"
+    return "look at its log"
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -1,5 +1,5 @@
 """The live page, the JSON API and the metrics of a server (extra `web`). Read-only.
 
-Runs in the server's own loop, so that it shows what is and not a copy; costs nothing while
-nobody looks. `listener` starts it, `app` has the routes, `guard` says who may look.
+Runs in the server's event loop and reads its state directly; costs nothing without viewers.
+`app` has the routes and the listener, `guard` checks access.
 """

@@ -1,7 +1,7 @@
-"""The routes: page, JSON, events, metrics. Nothing here changes anything.
+"""The HTTP application: page, JSON API, events and metrics, all read-only.
 
-Every answer is made of the documents of `rendezvous.status`; the page is one HTML file, one
-script and one style sheet of the package, and fills itself from `/api/v1/events`.
+Answers are the documents of `rendezvous.reports.status`. The page consists of static files and
+gets its data from `/api/v1/events`. `Listener` serves the application in the server's event loop.
 """
 
 import asyncio
@@ -53,19 +53,19 @@ NOT_KNOWN = 421
 
 
 class Doors:
-    """Asks the guard before anything else, and puts the headers on every answer.
+    """Middleware that checks access, and adds the security headers to every answer.
 
     Args:
-        app: answers those who may ask.
-        guard: decides by their headers.
-        owners: on loopback, tells whose process asks: this user's and root's may without a token.
+        app: the application.
+        guard: checks the headers of a request.
+        owners: on loopback, tells the user of a client; this user and root need no token.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard, owners: PeerCredentials | None = None) -> None:
         self._app, self._guard, self._owners = app, guard, owners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -84,7 +84,7 @@ class Doors:
 
     def _refusal(self, path: str, headers: Headers) -> Response | None:
         if not self._guard.knows_host(headers.get("host", "")):
-            text = "this server is not known by that name (serve --http-name NAME allows one)\n"
+            text = "unknown host name; allow it with rallypoint serve --http-name NAME\n"
             return PlainTextResponse(text, NOT_KNOWN)
         shown = headers.get("authorization", ""), headers.get("cookie", "")
         if path in OPEN_PATHS:
@@ -95,18 +95,18 @@ class Doors:
             return None
         if "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
-        text = "show the server's token: Authorization: Bearer TOKEN\n"
+        text = "token required: send the header Authorization: Bearer TOKEN\n"
         return PlainTextResponse(text, 401, {"WWW-Authenticate": "Bearer"})
 
     async def _is_own(self, scope: Scope) -> bool:
-        """Return whether this user or root asks, which needs no token."""
+        """Return whether the client is this user or root, who need no token."""
         peer, own = scope.get("client"), scope.get("server")
         if self._owners is None or peer is None or own is None:
             return False
         found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
         def told(uid: int | None) -> None:
-            if not found.done():  # who asked may be gone
+            if not found.done():  # the client may be gone
                 found.set_result(uid)
 
         self._owners.ask(tuple(peer), tuple(own), told)
@@ -114,11 +114,11 @@ class Doors:
 
 
 class Pages:
-    """What is answered on each path.
+    """The handlers of all routes.
 
     Args:
-        server: whose runs are shown.
-        guard: says who may look.
+        server: the server to show.
+        guard: checks tokens at the login.
     """
 
     def __init__(self, server: Server, guard: Guard) -> None:
@@ -148,11 +148,11 @@ class Pages:
         return _file("index.html")
 
     async def static(self, request: Request) -> Response:
-        """A file of the page."""
+        """A static file of the page."""
         return _file(request.path_params["name"])
 
     async def login(self, request: Request) -> Response:
-        """The form that takes the token, and gives a cookie for it."""
+        """The login form, which exchanges the token for a cookie."""
         if request.method == "GET":
             return _file("login.html")
         body = b""
@@ -171,15 +171,15 @@ class Pages:
         return answer
 
     async def metrics(self, _request: Request) -> Response:
-        """All figures in Prometheus' form."""
+        """The metrics in Prometheus format."""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def healthz(self, _request: Request) -> Response:
-        """Whether the loop turns: an answer is the answer."""
+        """Always "ok": an answer proves that the event loop runs."""
         return PlainTextResponse("ok\n")
 
     async def status(self, request: Request) -> Response:
-        """The whole document, of all runs or of one."""
+        """The status document, of all runs or of one."""
         server = self._server.status()
         wanted = request.query_params.get("run")
         names = [line.run_id for line in server.runs] if wanted is None else [wanted]
@@ -189,7 +189,7 @@ class Pages:
         return _json(Status(SCHEMA, f"the server at {server.endpoint}", server, tuple(runs)))
 
     async def server(self, _request: Request) -> Response:
-        """How the server is."""
+        """The status of the server."""
         return _json(self._server.status())
 
     async def runs(self, _request: Request) -> Response:
@@ -203,14 +203,14 @@ class Pages:
         return self._no_run(name) if found is None else _json(found)
 
     async def events(self, request: Request) -> Response:
-        """What happens, as server-sent events."""
+        """A stream of server-sent events."""
         if self.feed.viewers >= VIEWERS_LIMIT:
             return PlainTextResponse("too many viewers\n", 503, {"Retry-After": "10"})
         body = self.feed.events(request.query_params.get("run"))
         return StreamingResponse(body, media_type="text/event-stream")
 
     async def openapi(self, _request: Request) -> Response:
-        """The description of this API."""
+        """The OpenAPI description."""
         return _json(document())
 
     def _run(self, name: str) -> RunStatus | None:
@@ -239,18 +239,18 @@ def _file(name: str) -> Response:
 def make_app(
     server: Server, guard: Guard, owners: PeerCredentials | None = None
 ) -> tuple[Starlette, Feed]:
-    """Return the application and its feed, which must be ended before the server is."""
+    """Return the application and its feed; end the feed before the server stops."""
     pages = Pages(server, guard)
     doors = Middleware(Doors, guard=guard, owners=owners)
     return Starlette(routes=pages.routes(), middleware=[doors]), pages.feed
 
 
 _TEMPLATE = "#/components/schemas/{name}"
-_UNAUTHORIZED = {"description": "the server's token was not shown (off loopback only)"}
+_UNAUTHORIZED = {"description": "token missing or wrong (only off loopback)"}
 
 
 def document() -> dict[str, Any]:
-    """Return the description."""
+    """Return the OpenAPI description of `/api/v1`, derived from the types of the answers."""
     kinds = [Status, ServerStatus, RunStatus, tuple[RunLine, ...]]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
     status, server, run, runs = schemas
@@ -261,7 +261,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Rallypoint",
             "version": "1",
-            "description": "What the runs of a Rallypoint server are doing. Read-only.",
+            "description": "The runs of a Rallypoint server. Read-only.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"bearer": []}, {}],
@@ -290,7 +290,7 @@ def _get(
     }
     if parameters:
         answers["404"] = {"description": "there is no such run"}
-        answers["503"] = {"description": "this server stands by; the error says who leads"}
+        answers["503"] = {"description": "this server stands by; the error names the leader"}
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": answers}
     if parameters:
         operation["parameters"] = parameters
@@ -299,15 +299,19 @@ def _get(
 
 def _events(one: dict[str, Any]) -> dict[str, Any]:
     text = (
-        "Server-sent events: `server` (ServerStatus), and of the run that is named `run` "
-        "(RunStatus, without the names in `rounds`) and `rounds` (its `rounds` in full)"
+        "Server-sent events: `server` (ServerStatus) and, for the given run, `run` "
+        "(RunStatus, without the node names in `rounds`) and `rounds` (with them)"
     )
     answer = {"description": text, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
     operation = {
         "operationId": "events",
-        "summary": "What happens, pushed",
+        "summary": "Changes as server-sent events",
         "parameters": [one],
-        "responses": {"200": answer, "401": _UNAUTHORIZED, "503": {"description": "too many"}},
+        "responses": {
+            "200": answer,
+            "401": _UNAUTHORIZED,
+            "503": {"description": "too many viewers"},
+        },
     }
     return {"get": operation}
 
@@ -316,21 +320,23 @@ GOODBYE_SECONDS = 1
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to whoever runs the loop."""
+    """A uvicorn server that leaves signals to the owner of the event loop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 class Listener:
-    """The page of a server: plain on loopback and open to its user, else guarded as the server.
+    """Serves the page over HTTP, with the tokens and the TLS files of the server.
+
+    On loopback, it uses plain HTTP, and the server's own user needs no token.
 
     Args:
-        server: whose runs are shown; its tokens are asked for.
+        server: the server to show.
         sockets: bound sockets to listen on (see `net.listener.listen`).
-        names: further names by which this machine may be called.
+        names: further host names of this machine.
     """
 
     def __init__(
@@ -362,11 +368,11 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start to serve."""
         self._task = asyncio.ensure_future(self._http.serve(self._sockets))
 
     async def stop(self) -> None:
-        """Let the viewers go and end; raises what broke it."""
+        """Disconnect the viewers and stop. Raises the error that broke the page, if any."""
         self._feed.end()
         self._http.should_exit = True
         if self._task is not None:

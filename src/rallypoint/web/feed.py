@@ -1,9 +1,8 @@
-"""What a viewer is told, as server-sent events: `server`, `run`, `rounds`.
+"""Makes server-sent events for viewers: `server`, `run`, `rounds`.
 
-A change of a run wakes its viewers at once; several within `REST_SECONDS` make one event.
-Without a change the figures that grow by themselves (beats, health) are sent now and then,
-less often the more members there are. The names of who took part in which round are sent only
-when a round begins or ends.
+A change of a run wakes its viewers at once; changes within `REST_SECONDS` are sent together.
+Without a change, durations and load are sent every `QUIET_SECONDS`, less often for large runs.
+The node names of each round are sent only when a round begins or ends.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ class Feed:
     """Makes the events of all viewers.
 
     Args:
-        server: whose runs are shown.
+        server: the server to show.
     """
 
     def __init__(self, server: Server) -> None:
@@ -34,13 +33,13 @@ class Feed:
         self.viewers = 0
 
     def end(self) -> None:
-        """Let all viewers go."""
+        """End the streams of all viewers."""
         self._over = True
         for wake in self._wakes:
             wake.set()
 
     async def events(self, run_id: str | None) -> AsyncIterator[bytes]:
-        """Yield events until the viewer goes; of one run in full where it is named."""
+        """Yield events until the viewer goes; with `run_id`, also those of that run."""
         wake, changed = asyncio.Event(), True
 
         def watcher(which: str) -> None:
@@ -52,9 +51,11 @@ class Feed:
         self._wakes.add(wake)
         self._server.watchers.add(watcher)
         try:
-            told: object = None
+            sent: object = None
             members, run_at = 0, float("-inf")
-            keyring = self._server.keyring  # who looks on once tokens change proves it again
+            keyring = (
+                self._server.keyring
+            )  # when the tokens change, viewers must authenticate again
             while not self._over and self._server.keyring is keyring:
                 wake.clear()
                 now = self._server.loop.time()
@@ -68,8 +69,8 @@ class Feed:
                     yield event("run", msgspec.structs.replace(shown, rounds=_bare(shown.rounds)))
                     key = tuple((r.number, r.sealed_seconds is None, r.ended_seconds is None)
                                 for r in shown.rounds[-2:])  # fmt: skip
-                    if key != told:
-                        told = key
+                    if key != sent:
+                        sent = key
                         yield event("rounds", shown.rounds)
                 await asyncio.sleep(REST_SECONDS)
                 await _first(wake, QUIET_SECONDS)
@@ -83,7 +84,7 @@ async def _first(wake: asyncio.Event, seconds: float) -> None:
     try:
         await asyncio.wait_for(wake.wait(), seconds)
     except TimeoutError:
-        return  # nothing has changed: the figures are sent all the same
+        return  # send the durations and the load without a change
 
 
 def _bare(rounds: tuple[RoundLine, ...]) -> tuple[RoundLine, ...]:
@@ -91,5 +92,5 @@ def _bare(rounds: tuple[RoundLine, ...]) -> tuple[RoundLine, ...]:
 
 
 def event(name: str, value: object) -> bytes:
-    """Return one server-sent event; JSON has no line breaks of its own."""
+    """Return one server-sent event; the JSON contains no line breaks."""
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,12 +1,11 @@
-"""Who may look: the token off loopback, the Host header, and what the page may do.
+"""Access control: the token, the Host header, and the security headers of the page.
 
-* Each request but the login form carries the server's token, as a bearer or as the cookie that
-  the form gives. The cookie holds a MAC of the token, not the token. On loopback the processes
-  of the server's own user and of root need none (see `server.peer`).
-* A page of another site that makes its own name point to this machine (DNS rebinding) still
-  sends its own name as Host: names that are not this machine's are refused. An IP address
-  cannot be rebound, so any is taken.
-* The page may load nothing but its own files, run no inline script, be framed by nobody.
+* Every request except the login form needs the server's token, as a bearer token or as the
+  cookie of the form. The cookie holds a MAC of the token, not the token. On loopback, the
+  server's own user and root need no token (see `server.peer_credentials`).
+* Under DNS rebinding, another site's name points to this machine, and the browser sends that name
+  as Host. So unknown names are refused. IP addresses cannot be rebound and are accepted.
+* The page may load only its own files, run no inline script, and not be framed.
 """
 
 import hmac
@@ -37,8 +36,8 @@ class Guard:
     """Decides on requests by their headers.
 
     Args:
-        keys: the tokens of now, since their file may change; none: no token is asked for.
-        names: names by which this machine may be called, beside its own and localhost.
+        keys: returns the current tokens, since their file may change; none: no token is needed.
+        names: further host names of this machine, besides its own and localhost.
     """
 
     def __init__(self, keys: Callable[[], Keyring], names: Iterable[str] = ()) -> None:
@@ -48,12 +47,12 @@ class Guard:
 
     @property
     def asks_token(self) -> bool:
-        """Whether there is a token to show."""
+        """Whether a token is needed."""
         return bool(self._keys())
 
     @property
     def cookie(self) -> str:
-        """What the form gives to those who know a token; another one once tokens change."""
+        """The login cookie; it changes with the tokens."""
         secrets = b"\n".join(sorted(key.secret for key in self._keys().keys))
         return hmac.digest(secrets, b"rallypoint web 1", "sha256").hex() if secrets else ""
 
@@ -71,12 +70,12 @@ class Guard:
         return True
 
     def is_token(self, shown: str) -> bool:
-        """Return whether a text is a token that may see all runs (or none is needed)."""
+        """Return whether a text is a token that may see all runs, or no token is needed."""
         keys = self._keys()
         return not keys or keys.may_view(shown.encode())
 
     def may_look(self, authorization: str, cookies: str) -> bool:
-        """Return whether these headers show the token."""
+        """Return whether these headers contain a token or the cookie."""
         if not self._keys():
             return True
         scheme, _, shown = authorization.partition(" ")

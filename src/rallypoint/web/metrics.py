@@ -1,8 +1,7 @@
-"""All figures in Prometheus' form, read from the server when they are asked for.
+"""The metrics in Prometheus format, read from the server on each scrape.
 
-Nothing is counted here: the server counts plain numbers (`server.counters`), and a scrape turns
-them into metrics. Runs are labels only while they are open, and only `RUNS_LABELLED` of them,
-so that a server with many runs does not flood its monitoring.
+The server counts in plain numbers (`server.counters`); a scrape turns them into metrics. Only open
+runs are labels, at most `RUNS_LABELLED`, so that many runs do not flood the monitoring.
 """
 
 from collections import Counter
@@ -30,7 +29,7 @@ class ServerCollector(Collector):
     """Makes the metrics of one server.
 
     Args:
-        server: the server.
+        server: the server to read.
     """
 
     def __init__(self, server: Server) -> None:
@@ -51,17 +50,17 @@ class ServerCollector(Collector):
         info = GaugeMetricFamily("rallypoint_info", "Version of the server.", labels=["version"])
         info.add_metric([status.version], 1)
         yield info
-        leads = "1: leads, or is alone; 0: stands by for another server."
+        leads = "1: leads, or is the only server; 0: stands by."
         yield _gauge("rallypoint_leads", leads, float(self._server.leads))
-        yield _gauge("rallypoint_uptime_seconds", "Since its start.", status.uptime_seconds)
+        yield _gauge("rallypoint_uptime_seconds", "Time since the start.", status.uptime_seconds)
         yield _gauge("rallypoint_connections", "Open connections.", status.connections)
-        yield _counter("rallypoint_requests", "Frames taken.", status.requests)
-        yield _counter("rallypoint_received_bytes", "Bytes taken.", status.bytes_in)
+        yield _counter("rallypoint_requests", "Frames received.", status.requests)
+        yield _counter("rallypoint_received_bytes", "Bytes received.", status.bytes_in)
         yield _counter("rallypoint_sent_bytes", "Bytes sent.", status.bytes_out)
         yield _counter("rallypoint_faults", "Internal errors.", status.faults)
-        yield _gauge("rallypoint_loop_lag_seconds", "How late the loop was.", status.lag_seconds)
+        yield _gauge("rallypoint_loop_lag_seconds", "Delay of the event loop.", status.lag_seconds)
         worst = status.worst_lag_seconds
-        yield _gauge("rallypoint_loop_lag_worst_seconds", "The most since its start.", worst)
+        yield _gauge("rallypoint_loop_lag_worst_seconds", "Maximum delay since the start.", worst)
         yield _gauge("rallypoint_memory_bytes", "Resident memory.", status.memory_bytes)
         yield _gauge("rallypoint_store_bytes", "Bytes in all stores.", status.store_bytes)
         yield from self._durable()
@@ -73,20 +72,20 @@ class ServerCollector(Collector):
         if persistence is None:
             return
         group_commit = persistence.group_commit
-        yield _counter("rallypoint_commits", "Batches stored.", group_commit.commits)
+        yield _counter("rallypoint_commits", "Commits to the journal.", group_commit.commits)
         yield _counter("rallypoint_commit_entries", "Entries written.", group_commit.entries)
         yield _counter(
-            "rallypoint_commit_seconds", "Time of all commits.", group_commit.commit_seconds
+            "rallypoint_commit_seconds", "Total time of commits.", group_commit.commit_seconds
         )
-        full = "Whether nothing can be stored for want of room."
+        full = "1: the journal is full and stores nothing."
         yield _gauge("rallypoint_journal_full", full, float(bool(group_commit.trouble)))
 
     def _totals(self) -> Iterator[Metric]:
         counters = self._server.counters
-        yield _counter("rallypoint_rounds_sealed", "Rounds that were agreed.", counters.rounds)
+        yield _counter("rallypoint_rounds_sealed", "Sealed rounds.", counters.rounds)
         help_seal = "From the opening of a round to its sealing."
         yield _histogram("rallypoint_seal_seconds", help_seal, counters.seal)
-        help_detect = "From the last sign of a lost node to its being counted as lost."
+        help_detect = "From the last heartbeat of a lost node to its declaration as lost."
         yield _histogram("rallypoint_detect_seconds", help_detect, counters.detect)
         losses = CounterMetricFamily("rallypoint_losses", "Lost nodes by cause.", labels=["cause"])
         for cause in ("lease", "disconnect", "process", "rejoin"):
@@ -117,7 +116,7 @@ class ServerCollector(Collector):
         labels = ["run"]
         number = GaugeMetricFamily("rallypoint_run_round", "Round of a run.", labels=labels)
         since = GaugeMetricFamily(
-            "rallypoint_run_phase_seconds", "Time in its phase.", labels=["run", "phase"]
+            "rallypoint_run_phase_seconds", "Time in the current phase.", labels=["run", "phase"]
         )
         members = GaugeMetricFamily(
             "rallypoint_run_nodes", "Live nodes of a run.", labels=["run", "place"]
@@ -125,11 +124,15 @@ class ServerCollector(Collector):
         restarts = GaugeMetricFamily(
             "rallypoint_run_restarts", "Failure budget used.", labels=labels
         )
-        kept_out = GaugeMetricFamily("rallypoint_run_exclusions", "Kept out.", labels=labels)
-        notices = GaugeMetricFamily("rallypoint_run_notices", "Nodes to leave.", labels=labels)
+        exclusions = GaugeMetricFamily(
+            "rallypoint_run_exclusions", "Exclusions in effect.", labels=labels
+        )
+        notices = GaugeMetricFamily(
+            "rallypoint_run_notices", "Nodes that announced to leave.", labels=labels
+        )
         for run in open_runs:
             name = run.state.run_id
-            kept_out.add_metric([name], len(run.state.exclusions))
+            exclusions.add_metric([name], len(run.state.exclusions))
             notices.add_metric([name], len(run.state.notices))
             number.add_metric([name], round_number(run.state.phase))
             restarts.add_metric([name], run.state.restarts)
@@ -138,7 +141,7 @@ class ServerCollector(Collector):
                 since.add_metric([name, explain.phase_name(run.state)], now - at)
             for place in PLACES:
                 members.add_metric([name, place.removesuffix("s")], _count(run, place))
-        yield from (number, since, members, restarts, kept_out, notices)
+        yield from (number, since, members, restarts, exclusions, notices)
 
 
 def _count(run: RunHost, place: str) -> int:

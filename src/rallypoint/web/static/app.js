@@ -1,4 +1,4 @@
-// The live page: takes the server's events and draws what they say. Asks for nothing else.
+// The live page: draws the server's events. It makes no other requests.
 
 import { bytes, clock, coarse, count, duration, make, write } from "/static/format.js";
 
@@ -41,7 +41,7 @@ function listen() {
 function live(yes) {
   const element = $("live");
   element.classList.toggle("off", !yes);
-  write(element, yes ? "live" : "no connection, trying again");
+  write(element, yes ? "live" : "disconnected, reconnecting");
 }
 
 function takeServer(server) {
@@ -49,17 +49,17 @@ function takeServer(server) {
   write($("health"), [
     server.endpoint, `up ${coarse(server.uptime_seconds)}`,
     count(server.connections, "connection", "connections"),
-    `loop ${(server.lag_seconds * 1000).toFixed(0)} ms late`, bytes(server.memory_bytes),
+    `event loop ${(server.lag_seconds * 1000).toFixed(0)} ms late`, bytes(server.memory_bytes),
     ...(server.access.startsWith("INSECURE") ? [server.access] : []),
     ...(server.role ? [server.role] : []),
-    ...(server.durable ? [`kept in ${server.durable.where}`] : []),
+    ...(server.durable ? [`durable: ${server.durable.where}`] : []),
     ...(server.durable && server.durable.trouble ? [server.durable.trouble] : []),
-    ...(server.faults ? [`${server.faults} internal errors, see its log`] : []),
+    ...(server.faults ? [`${server.faults} internal errors, see the server's log`] : []),
   ].join("  ·  "));
   const trouble = Boolean(server.durable && server.durable.trouble);
   $("health").classList.toggle("bad", server.lag_seconds > 0.5 || server.faults > 0 || trouble);
   write($("where"), server.endpoint);
-  write($("empty-title"), state.wanted === null ? "No run yet" : `Run ${state.wanted} is not known here yet`);
+  write($("empty-title"), state.wanted === null ? "No run yet" : `No run ${state.wanted} yet`);
   $("empty").hidden = Boolean(state.run);
   if (state.wanted === null && server.runs.length) choose(server.runs[0].run_id, false);
   const first = items.size === 0;
@@ -181,7 +181,7 @@ function drawFacts(run) {
   }
   for (const notice of run.notices) facts.push(["will leave", `${notice.node}: ${notice.why}${notice.remaining_seconds === null ? "" : `, in ${duration(notice.remaining_seconds)}`} (by ${notice.by})`]);
   for (const out of run.exclusions) facts.push(["excluded", `${out.aspect} ${out.name}: ${out.why} (by ${out.by}${out.remaining_seconds === null ? "" : `, ${duration(out.remaining_seconds)} more`})`]);
-  if (run.shut_out.length) facts.push(["last shut out", run.shut_out[0].why]);
+  if (run.shut_out.length) facts.push(["last refused", run.shut_out[0].why]);
   const parts = facts.flatMap(([name, value]) => [make("div", {}, make("dt", {}, name), make("dd", {}, value))]);
   $("facts").replaceChildren(...parts);
 }
@@ -191,7 +191,7 @@ function drawFailures(run) {
   const shown = run.failures.slice(0, 4).map((f) => {
     const how = f.signal ? `signal ${f.signal}` : `exit code ${f.exit_code}`;
     const head = make("p", {}, `rank ${f.rank} on ${f.node}, round ${f.round}: ${how}`);
-    return make("div", {}, head, make("pre", { tabindex: "0" }, f.message || "(it wrote nothing to stderr)"));
+    return make("div", {}, head, make("pre", { tabindex: "0" }, f.message || "(no output on stderr)"));
   });
   $("failure-list").replaceChildren(...shown);
 }
@@ -244,7 +244,7 @@ function drawBlock(block, line, isLast) {
 function pick(name) {
   const all = lines();
   const last = all.length ? key(all[all.length - 1]) : null;
-  state.picked = name === last ? null : name; // the last one follows what happens
+  state.picked = name === last ? null : name; // the last round follows new events
   drawRounds();
 }
 
@@ -275,10 +275,10 @@ function drawRound(all) {
   add("lost", line.lost.join(", "));
   if (before && line.nodes.length && before.nodes.length) {
     const was = new Set(before.nodes), is = new Set(line.nodes);
-    add("came", some(line.nodes.filter((name) => !was.has(name))));
-    add("went", some(before.nodes.filter((name) => !is.has(name))));
+    add("joined", some(line.nodes.filter((name) => !was.has(name))));
+    add("left", some(before.nodes.filter((name) => !is.has(name))));
   }
-  add("who", some(line.nodes));
+  add("nodes", some(line.nodes));
   const title = make("h3", {}, `Round ${line.number}`);
   const list = make("dl", {}, ...rowsOf);
   const old = $("round");
@@ -348,7 +348,7 @@ function drawRow(row, member, sealed, sets) {
   write(cells[3], member.place);
   write(cells[4], coarse(member.since_seconds));
   const late = member.heard_seconds !== null && member.heard_seconds > SILENT_SECONDS;
-  write(cells[5], !member.connected ? "connection cut" : member.heard_seconds === null ? "" : late ? `${coarse(member.heard_seconds)} ago` : "in time");
+  write(cells[5], !member.connected ? "disconnected" : member.heard_seconds === null ? "" : late ? `${coarse(member.heard_seconds)} ago` : "on time");
   cells[5].classList.toggle("bad", late || !member.connected);
   const strip = cells[6].firstChild;
   const marks = sets.map((set) => (set.has(member.label) ? "1" : "0")).join("");
@@ -364,7 +364,7 @@ function drawRow(row, member, sealed, sets) {
   strip.style.backgroundPosition = [...marks].map((_, i) => `${i * 12}px 0`).join(",");
 }
 
-// -- the hands of the visitor -------------------------------------------------------------------
+// -- user input --------------------------------------------------------------------------------
 
 $("filter").addEventListener("input", (event) => {
   state.filter = event.target.value.trim().toLowerCase();

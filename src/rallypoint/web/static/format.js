@@ -1,4 +1,4 @@
-// Words for figures, and small helpers for elements. Text is only ever set as text.
+// Formats numbers, and builds elements. Text is never set as HTML.
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
@@ -9,7 +9,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
 }
 
-// For tables that are drawn anew every few seconds: no more than is worth reading.
+// Coarse durations, for tables that are redrawn every few seconds.
 export function coarse(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 60) return `${Math.floor(seconds)} s`;

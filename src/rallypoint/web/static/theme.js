@@ -1,4 +1,4 @@
-// Sets the theme before anything is drawn; a plain script, so that nothing flashes.
+// Sets the theme before the first paint. Not a module, since modules run later.
 (function () {
   "use strict";
   const root = document.documentElement;
