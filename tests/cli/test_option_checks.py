@@ -89,7 +89,7 @@ def test_signals_are_read_in_any_spelling(passed_on: str, preempt: str, plan: Si
         ("USR3", "", "--forward-signals USR3: no such signal; did you mean SIGUSR[12]"),
         ("KILL", "", "--forward-signals SIGKILL: cannot be forwarded: it cannot be caught"),
         ("TERM", "", "it ends the agent"),
-        ("", "INT", "--preempt-signal SIGINT: this signal cannot be used for that"),
+        ("", "INT", "--preempt-signal SIGINT: this signal cannot announce a preemption"),
         ("USR1", "USR1", "SIGUSR1: give it to only one of --forward-signals and --preempt-signal"),
     ],
 )
