@@ -1,10 +1,10 @@
-"""Draws the phases of a run from the core itself, into docs/state-machine.md.
+"""Generates the diagram of a run's phases in docs/state-machine.md from the core itself.
 
     python docs/diagram.py
 
-Explores the real `advance` breadth first, on a few small runs of up to three nodes, and
-writes down which events lead from which phase to which. tests/test_state_diagram.py fails
-when the page is not current.
+Explores the real `advance` breadth first, on a few small runs of up to three nodes, and records
+which events lead from which phase to which. tests/test_state_diagram.py fails if the page is not
+current.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ from rallypoint.core.state import (
 
 PAGE = Path(__file__).resolve().parent / "state-machine.md"
 BEGIN, END = "<!-- generated: diagram -->", "<!-- end: diagram -->"
-DEPTH = 7  # events; the test shows that one more adds nothing
+DEPTH = 7  # events; a test checks that one more adds nothing
 CASES = (
     Settings(min_nodes=1, max_nodes=1),
     Settings(min_nodes=1, max_nodes=2, max_restarts=0),
@@ -60,7 +60,7 @@ Transition = tuple[str, str]
 
 
 def explore() -> dict[Transition, dict[str, str]]:
-    """Return for each change of phase the words for its events, each with its first reason."""
+    """Return for each change of phase its events, each with the first reason found."""
     found: dict[Transition, dict[str, str]] = {}
     for settings in CASES:
         queue = deque([(RunState(run_id="demo"), 0)])
@@ -72,7 +72,7 @@ def explore() -> dict[Transition, dict[str, str]]:
                 change = (name(state), name(step.state))
                 if change[0] != change[1] or number(state) != number(step.state):
                     found.setdefault(change, {}).setdefault(word, step.reason.split("; ")[0])
-                # another process comes, and may
+                # a new process may join again
                 after = msgspec.structs.replace(step.state, fenced={}, exclusions=())
                 if depth + 1 < DEPTH and key(after) not in seen:
                     seen.add(key(after))
@@ -91,7 +91,7 @@ def number(state: RunState) -> int:
 
 
 def key(state: RunState) -> tuple[object, ...]:
-    """Return what tells apart states that can go different ways; counters do not matter."""
+    """Return what distinguishes states with different futures; counters do not matter."""
     phase = state.phase
     flags: tuple[object, ...] = ()
     if isinstance(phase, Gathering):
@@ -109,7 +109,7 @@ def key(state: RunState) -> tuple[object, ...]:
 
 
 def events(state: RunState, settings: Settings) -> Iterator[tuple[str, Event]]:
-    """Yield what can happen in a state, with a word for it."""
+    """Yield the events that can happen in a state, each with its name in the diagram."""
     incarnation, current = state.incarnation, number(state)
     due = current if isinstance(state.phase, Sealed) else current - 1
     for slot in SLOTS:
@@ -157,7 +157,7 @@ def diagram() -> str:
 
 
 def renewed() -> str:
-    """Return the page with its diagram as it must be."""
+    """Return the page with a current diagram."""
     text = PAGE.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -167,7 +167,7 @@ def renewed() -> str:
 
 
 def main() -> None:
-    """Write the diagram anew."""
+    """Write the diagram."""
     PAGE.write_text(renewed(), "utf-8")
 
 

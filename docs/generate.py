@@ -1,9 +1,9 @@
-"""Writes the parts of docs/ that follow from the source, so that they cannot go stale.
+"""Generates the parts of docs/ that follow from the source, so that they stay current.
 
     python docs/generate.py
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; the rest
-of a page is written by hand. tests/test_docs.py fails when a part is not current.
+A generated part is between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; the rest of a page
+is written by hand. tests/test_docs.py fails if a part is not current.
 """
 
 import ast
@@ -32,7 +32,7 @@ FIRST_FRAME = 100  # tags below are store requests, which travel in a Call
 
 
 def layout() -> str:
-    """Return the source tree, each file with the first sentence it says about itself."""
+    """Return the source tree, each file with the first sentence of its docstring."""
     lines = ["| file | what it is |", "|---|---|"]
     for path in sorted(SOURCE.rglob("*.py"), key=lambda path: (path.parent, path.name)):
         head = first_sentence(ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
@@ -50,7 +50,7 @@ def first_sentence(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text as it can stand in a table."""
+    """Return a text escaped for a table cell."""
     return text.replace("|", "\\|")
 
 
@@ -173,12 +173,12 @@ def defaults_table() -> str:
 
 
 def code(name: str) -> str:
-    """Return a name as code, nothing for none."""
+    """Return a name as code, or nothing if there is none."""
     return f"`{name}`" if name else ""
 
 
 def commands() -> str:
-    """Return what each command says of itself."""
+    """Return the help of each command."""
     parts = []
     for name in cli.COMMANDS:
         command = cli.main.get_command(click.Context(cli.main), name)
@@ -243,7 +243,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def renewed(name: str) -> tuple[Path, str]:
-    """Return the page that holds a part, and its text with the part made anew."""
+    """Return the page that holds a part, and its text with the part generated again."""
     page, make = PARTS[name]
     path = DOCS / page
     start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
@@ -255,7 +255,7 @@ def renewed(name: str) -> tuple[Path, str]:
 
 
 def main() -> None:
-    """Write every generated part anew."""
+    """Write every generated part."""
     for name in PARTS:
         path, text = renewed(name)
         path.write_text(text, "utf-8")
