@@ -18,7 +18,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-def test_a_server_and_a_client_can_use_them(tmp_path: Path) -> None:
+def test_server_and_client_can_use_the_certificates(tmp_path: Path) -> None:
     output = run(str(tmp_path), "--name", "head", "--name", "127.0.0.1", "--name", "::1")
     assert "RALLYPOINT_TLS_CA on every node" in output
     run(str(tmp_path), "--name", "node", "--days", "2")
@@ -31,14 +31,14 @@ def test_a_server_and_a_client_can_use_them(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_key_files_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     run(str(tmp_path / "made"), "--name", "head")
     for path in (tmp_path / "made").glob("*.key"):
         assert path.stat().st_mode & 0o777 == 0o600
     assert not list((tmp_path / "made").glob(".*"))
 
 
-def test_the_authority_is_made_once(tmp_path: Path) -> None:
+def test_ca_is_created_once(tmp_path: Path) -> None:
     assert "replaced" not in run(str(tmp_path), "--name", "head")
     before = (tmp_path / "ca.pem").read_bytes()
     first = (tmp_path / "head.pem").read_bytes()
@@ -49,13 +49,13 @@ def test_the_authority_is_made_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["h\u00f6st", ""])
-def test_a_name_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_invalid_name(tmp_path: Path, name: str) -> None:
     done = CliRunner().invoke(command, [str(tmp_path), "--name", name])
     assert done.exit_code == 1
     assert "--name" in done.output
 
 
-def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_state_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.cli.certs.find_spec", lambda _name: None)
     done = CliRunner().invoke(command, [str(tmp_path), "--name", "x"])
     assert done.exit_code == 1

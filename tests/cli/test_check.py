@@ -29,7 +29,7 @@ def check(*argv: str) -> Result:
     return CliRunner().invoke(main, ["check", *argv])
 
 
-def test_a_node_that_is_fit(tmp_path: Path) -> None:
+def test_fit_node(tmp_path: Path) -> None:
     tmp_path /= "d" * 100
     tmp_path.mkdir()
     result = check(f"--path={tmp_path}", "--min-disk=0", "--min-memory=0")
@@ -41,7 +41,7 @@ def test_a_node_that_is_fit(tmp_path: Path) -> None:
     ]
 
 
-def test_a_node_that_is_not() -> None:
+def test_unfit_node() -> None:
     result = check("--min-disk=1e9", "--json")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
@@ -56,7 +56,7 @@ def test_usage(argv: list[str]) -> None:
     assert check(*argv).exit_code == 2
 
 
-def test_a_server_that_is_away_is_told() -> None:
+def test_missing_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     result = check("--min-disk=0", "--min-memory=0", f"--endpoint=127.0.0.1:{port}")
@@ -64,7 +64,7 @@ def test_a_server_that_is_away_is_told() -> None:
     assert "connect" in result.stdout
 
 
-def test_a_meeting_that_fails_leaves_no_connection(
+def test_failed_meeting_leaves_no_connection(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_args: object) -> None:

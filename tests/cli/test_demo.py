@@ -47,7 +47,7 @@ def milliseconds(name: str, output: str) -> int:
 
 
 @pytest.mark.integration
-def test_the_demo_shows_a_loss_a_newcomer_and_the_end(tmp_path: Path) -> None:
+def test_demo_shows_a_loss_a_newcomer_and_the_end(tmp_path: Path) -> None:
     done = subprocess.run(
         COMMAND, env=under(tmp_path), capture_output=True, text=True, timeout=110, check=False
     )
@@ -62,7 +62,7 @@ def test_the_demo_shows_a_loss_a_newcomer_and_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_mid_training_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_during_training_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         COMMAND,
         env=under(tmp_path),
@@ -82,7 +82,7 @@ def test_a_signal_in_mid_training_leaves_nothing(tmp_path: Path, number: signal.
 
 
 @pytest.mark.integration
-def test_a_script_that_fails_is_named_and_the_rest_is_ended(
+def test_failed_script_is_named_and_the_demo_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "fails.py"
@@ -96,7 +96,7 @@ def test_a_script_that_fails_is_named_and_the_rest_is_ended(
     assert "expected accuracy: over 95%; seen: none was printed" in result.stdout
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "find_spec", lambda name: None if name == "sklearn" else object())
     result = CliRunner().invoke(main, ["demo"])
     assert (result.exit_code, result.stdout) == (1, "")
@@ -106,7 +106,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_the_script_is_found() -> None:
+def test_script_is_found() -> None:
     assert demo.find_script().name == "train_digits.py"
     assert demo.find_script().is_file()
 
@@ -118,7 +118,7 @@ def test_every_wait_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         demo._until(Stage(), story, View(story, Console()), "a new round", lambda: False)
 
 
-def test_waiting_ends_when_nobody_is_left_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_ends_when_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     story, stage = Story(), Stage()
     story.started(1, 11)
     monkeypatch.setattr(stage, "next_event", lambda _deadline: Ended(1.0, 1, 0))
@@ -138,7 +138,7 @@ def a_story() -> Story:
     return story
 
 
-def test_the_picture_shows_nodes_rounds_and_training() -> None:
+def test_picture_shows_nodes_rounds_and_training() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     console.print(picture(a_story(), ["something happened"]))
     shown = console.export_text()
@@ -146,14 +146,14 @@ def test_the_picture_shows_nodes_rounds_and_training() -> None:
         assert part in shown
 
 
-def test_without_a_terminal_each_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_event_is_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with View(Story(), Console(file=io.StringIO())) as view:
         view.tell(["one", "two"])
         view.tell([])
     assert capsys.readouterr().out == "  0.0 s  one\n  0.0 s  two\n"
 
 
-def test_on_a_terminal_the_picture_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_is_drawn_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
     with View(a_story(), console) as view:
@@ -162,7 +162,7 @@ def test_on_a_terminal_the_picture_is_drawn(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == ""
 
 
-def test_the_summary_has_rounds_figures_and_what_failed() -> None:
+def test_summary_has_rounds_figures_and_failures() -> None:
     story = a_story()
     story.complaints.append("node 1: odd")
     checks = [Check("a", "a", True), Check("accuracy: over 95%", "94.0%", False)]

@@ -13,7 +13,7 @@ from rallypoint.errors import RendezvousConnectionError
 pytestmark = pytest.mark.integration
 
 
-def test_leaving_the_stage_ends_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
+def test_end_of_the_demo_ends_processes_and_removes_the_folder(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import threading; print('here'); threading.Event().wait()")
     with Stage().open() as stage:
@@ -30,7 +30,7 @@ def test_leaving_the_stage_ends_what_runs_and_removes_the_folder(tmp_path: Path)
     assert not folder.exists()
 
 
-def test_a_killed_node_is_gone_with_its_worker(tmp_path: Path) -> None:
+def test_killed_node_ends_with_its_worker(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import threading; print('here'); threading.Event().wait()")
     with Stage().open() as stage:
@@ -47,7 +47,7 @@ def test_a_killed_node_is_gone_with_its_worker(tmp_path: Path) -> None:
     assert (last.source, last.code) == (1, -signal.SIGKILL)
 
 
-def test_a_signal_is_raised_where_the_next_event_is_awaited() -> None:
+def test_signal_is_raised_at_the_next_event() -> None:
     with Stage().open() as stage:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(InterruptedShow, match="received SIGTERM") as caught:
@@ -55,7 +55,7 @@ def test_a_signal_is_raised_where_the_next_event_is_awaited() -> None:
     assert caught.value.number == signal.SIGTERM
 
 
-def test_a_server_that_does_not_serve_is_an_error_with_its_words(
+def test_failed_server_error_has_its_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Stage().open() as stage:
@@ -66,7 +66,7 @@ def test_a_server_that_does_not_serve_is_an_error_with_its_words(
         assert SERVER == 0
 
 
-def test_options_for_other_runs_do_not_reach_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_other_runs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "7")
     monkeypatch.setenv("RALLYPOINT_LEASE", "99")
     kept = Stage()._env

@@ -25,7 +25,7 @@ class Told:
         return self.story.take(Ended(self.now, source, code))
 
 
-def test_the_cores_own_words_are_understood() -> None:
+def test_reasons_of_the_core_are_parsed() -> None:
     told = Told(1, 2, 3)
     run = Drive(2, 3)
     for name in ("n1", "n2", "n3"):
@@ -38,13 +38,13 @@ def test_the_cores_own_words_are_understood() -> None:
     assert told.story.sealed_sizes() == [3, 2]
 
 
-def test_a_newcomers_waiting_is_seen() -> None:
+def test_wait_of_the_newcomer_is_seen() -> None:
     told = Told(1, 2, 3)
     told.server(sealed("n1", "n2").join("n3").reason)
     assert told.story.nodes[3].place == "waits for the next round"
 
 
-def test_labels_become_the_demos_names() -> None:
+def test_labels_become_names_of_the_demo() -> None:
     story = Told(1, 2).story
     here = a_node("n2", host="vm").label
     assert story.named(f"{here} was lost") == "node 2 was lost"
@@ -75,13 +75,13 @@ def a_whole_demo() -> Told:
     return told
 
 
-def test_a_demo_that_went_well_meets_all_expectations() -> None:
+def test_good_demo_meets_all_expectations() -> None:
     found = checks(a_whole_demo().story, [2, 1])
     assert [check.expected for check in found if not check.holds] == []
     assert len(found) == 5
 
 
-def test_the_figures_are_the_times_between_what_was_seen() -> None:
+def test_figures_are_times_between_events() -> None:
     measured = {name: time for name, time, _ in figures(a_whole_demo().story, 1.0)}
     assert measured == {
         "detection": "1,000 ms",
@@ -94,7 +94,7 @@ def test_the_figures_are_the_times_between_what_was_seen() -> None:
     }
 
 
-def test_a_newcomers_figure_begins_when_it_comes() -> None:
+def test_newcomer_time_starts_with_its_join() -> None:
     told = a_whole_demo()
     told.story.started(3, 13)
     told.server("vm (127.0.0.1) pid 13 waits: round 2 is at work with 1 nodes")
@@ -102,11 +102,11 @@ def test_a_newcomers_figure_begins_when_it_comes() -> None:
     assert figures(told.story, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
 
 
-def test_without_a_loss_there_are_no_figures() -> None:
+def test_no_figures_without_a_loss() -> None:
     assert figures(Told(11).story, 1.0) == []
 
 
-def test_what_did_not_come_as_expected_is_named() -> None:
+def test_unmet_expectations_are_named() -> None:
     told = Told(11, 12)
     told.story.killed(1, 0.0)
     told.end(1, 0)
@@ -130,13 +130,13 @@ def test_what_did_not_come_as_expected_is_named() -> None:
         (SERVER, 0, "the server ended (exit code 0)"),
     ],
 )
-def test_an_early_end_is_a_mishap(source: int, code: int, mishap: str) -> None:
+def test_early_end_is_a_failure(source: int, code: int, mishap: str) -> None:
     told = Told(11)
     told.end(source, code)
     assert told.story.mishap == mishap
 
 
-def test_a_killed_nodes_end_is_no_mishap() -> None:
+def test_end_of_the_killed_node_is_expected() -> None:
     told = Told(11)
     told.story.killed(1, 0.5)
     assert told.end(1, -9) == ["node 1 and its worker are gone, 500 ms after the kill"]
@@ -144,14 +144,14 @@ def test_a_killed_nodes_end_is_no_mishap() -> None:
     assert told.story.running() == []
 
 
-def test_why_a_round_opened_is_taken_from_a_node_if_the_server_left_it_out() -> None:
+def test_reason_of_a_round_may_come_from_a_node() -> None:
     told = Told(11)
     told.line(1, "rallypoint: round 2: rank 0 of 3 nodes (all have come)")
     told.line(1, "rallypoint: joining the next round: 1 node waits")
     assert told.story.round(3).opened_because == "1 node waits"
 
 
-def test_stderr_is_kept_for_the_end() -> None:
+def test_stderr_is_shown_at_the_end() -> None:
     told = Told(11)
     assert told.line(1, "no space left", error=True) == ["node 1: no space left"]
     told.line(SERVER, "2026-11-30 02:33:04,287 WARNING odd", error=True)
@@ -161,12 +161,12 @@ def test_stderr_is_kept_for_the_end() -> None:
     ]
 
 
-def test_a_time_that_was_not_seen_is_unknown() -> None:
+def test_unseen_time_is_unknown() -> None:
     assert milliseconds(None, 1.0) == milliseconds(1.0, None) == "unknown"
     assert milliseconds(1.0, 2.5) == "1,500 ms"
 
 
-def test_a_nodes_own_lines_are_passed_on_and_epochs_are_counted() -> None:
+def test_worker_lines_are_forwarded_and_epochs_counted() -> None:
     told = Told(11)
     assert told.line(1, "reading the data") == ["node 1: reading the data"]
     told.line(1, "rallypoint: round 1: rank 0 of 3 nodes (all have come)")

@@ -14,7 +14,7 @@ def run(*argv: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *argv])
 
 
-def test_a_picture_of_each_verdict() -> None:
+def test_picture_of_each_verdict() -> None:
     found = [
         Finding("name", Verdict.OK, "first is 10.0.0.1 (2 ms)"),
         Finding("clock", Verdict.NOTE, "an hour ahead: no matter here"),
@@ -25,13 +25,13 @@ def test_a_picture_of_each_verdict() -> None:
     check("doctor", "".join([*lines, drawn(doctor.conclusion(found))]))
 
 
-def test_nothing_wrong_is_said_too() -> None:
+def test_absence_of_problems_is_reported() -> None:
     well = [Finding("name", Verdict.OK, "fine")]
     assert doctor.conclusion(well).plain == "no problem found from this machine"
 
 
 @pytest.mark.integration
-def test_the_cause_and_the_exit_code() -> None:
+def test_cause_and_exit_code() -> None:
     with Cluster() as cluster:
         cluster.join_all(cluster.handler(1, 1))
         place = f"--endpoint=127.0.0.1:{cluster.server.port}"
@@ -47,7 +47,7 @@ def test_the_cause_and_the_exit_code() -> None:
 
 
 @pytest.mark.integration
-def test_json_holds_the_same() -> None:
+def test_json_has_the_same_content() -> None:
     shown = run("--endpoint=nope.invalid:1", "--json", "--timeout=5")
     document = json.loads(shown.stdout)
     assert document["schema"] == "rallypoint.doctor/1"
@@ -56,5 +56,5 @@ def test_json_holds_the_same() -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["--endpoint=h:x"], ["--endpoint=h:1", "--nnodes=3:2"]])
-def test_bad_input_is_code_2(argv: list[str]) -> None:
+def test_bad_input_exits_with_2(argv: list[str]) -> None:
     assert run(*argv).exit_code == 2

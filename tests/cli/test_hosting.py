@@ -62,7 +62,7 @@ def host(
     return hosting.hosted(plan, is_host, cast("DynamicRendezvousHandler", handler))
 
 
-def test_a_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_tries_to_host_again(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts, handler = Attempts(), Handler()
     with host(monkeypatch, attempts, None, handler):
         assert attempts.third.wait(LIMIT_SECONDS)

@@ -20,13 +20,13 @@ def test_help_lists_the_commands_without_loading_them() -> None:
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
-def test_an_unknown_command_is_a_usage_error() -> None:
+def test_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["nope"])
     assert result.exit_code == 2
     assert "nope" in result.output
 
 
-def test_a_command_that_is_none_is_told_with_the_nearest() -> None:
+def test_unknown_command_suggests_the_nearest() -> None:
     result = CliRunner().invoke(main, ["statsu"])
     assert result.exit_code == 2
     assert "No such command 'statsu'. (Did you mean 'status'?)" in result.stderr

@@ -33,13 +33,13 @@ OPTIONS: dict[str, Any] = {
         ({"local_addr": "fe80::zz"}, "--local-addr fe80::zz"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(changes: dict[str, Any], text: str) -> None:
+def test_unknown_values_are_refused_by_name(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         option_checks.check({**OPTIONS, **changes}, {}, 3)
 
 
 @pytest.mark.parametrize("address", [None, "", "10.0.0.9", "::1", "node-7.cluster.local", "node_7"])
-def test_addresses_and_names_are_fine(address: str | None) -> None:
+def test_addresses_and_names_are_accepted(address: str | None) -> None:
     option_checks.check({**OPTIONS, "local_addr": address}, {}, 3)
 
 
@@ -54,19 +54,19 @@ def test_addresses_and_names_are_fine(address: str | None) -> None:
         ("read_timeout", "leave it out"),
     ],
 )
-def test_unknown_settings_are_refused_with_the_nearest(key: str, hint: str) -> None:
+def test_unknown_setting_suggests_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(ParameterError, match=f"--rdzv-conf {key}: .*{hint.replace('?', '.')}"):
         option_checks.check_conf({key: "1"}, "core")
 
 
-def test_settings_of_others_backends_are_theirs() -> None:
+def test_settings_of_other_backends_are_passed_on() -> None:
     option_checks.check_conf({"zzz": "1"}, "a-plug-in")
     option_checks.check_conf(
         {"join_timeout": "1", "heartbeat": "3", "slot": "x", "tls_ca": "f"}, "core"
     )
 
 
-def test_a_scheduler_may_count_the_nodes_of_spares() -> None:
+def test_scheduler_may_count_spare_nodes() -> None:
     assert [option_checks.rank_of_a_seat(rank, 2) for rank in range(3)] == [0, 1, None]
 
 
@@ -78,7 +78,9 @@ def test_a_scheduler_may_count_the_nodes_of_spares() -> None:
         ("HUP", "TERM", SignalPlan(("SIGHUP",), "SIGTERM")),
     ],
 )
-def test_signals_are_read_in_any_spelling(passed_on: str, preempt: str, plan: SignalPlan) -> None:
+def test_signals_are_accepted_in_any_spelling(
+    passed_on: str, preempt: str, plan: SignalPlan
+) -> None:
     given = {"forward_signals": passed_on, "preempt_signal": preempt}
     assert option_checks.signal_plan({**OPTIONS, **given}) == plan
 
@@ -120,7 +122,7 @@ ADMISSION: dict[str, Any] = {
         ("pod-1:80", ("pod-1", 80)),
     ],
 )
-def test_where_probes_are_answered(given: str | None, place: tuple[str, int] | None) -> None:
+def test_address_of_probes(given: str | None, place: tuple[str, int] | None) -> None:
     assert option_checks.health_place(given) == place
 
 
@@ -135,12 +137,12 @@ def test_where_probes_are_answered(given: str | None, place: tuple[str, int] | N
         ("a:1,b:2", "several endpoints"),
     ],
 )
-def test_where_they_cannot_be(given: str, text: str) -> None:
+def test_impossible_probe_addresses_are_refused(given: str, text: str) -> None:
     with pytest.raises(ParameterError, match=f"--health-port {given}: .*{text}"):
         option_checks.health_place(given)
 
 
-def test_how_newcomers_are_let_in() -> None:
+def test_admission_options() -> None:
     assert option_checks.rules(ADMISSION) == MembershipRules(Newcomers.CHECKPOINT, 0.5, 20.0)
     assert (
         option_checks.rules({**ADMISSION, "admit": "now", "backend": "static"}).admit
@@ -153,7 +155,7 @@ def test_how_newcomers_are_let_in() -> None:
 @pytest.mark.parametrize(
     ("given", "name"), [("", ""), ("usr1", "SIGUSR1"), (" SIGUSR2 ", "SIGUSR2")]
 )
-def test_the_signal_of_a_pending_change(given: str, name: str) -> None:
+def test_change_signal_option(given: str, name: str) -> None:
     assert option_checks.admit_signal({**ADMISSION, "admit_signal": given}) == name
 
 
@@ -161,6 +163,6 @@ def test_the_signal_of_a_pending_change(given: str, name: str) -> None:
     ("given", "text"),
     [("KILL", "--admit-signal SIGKILL: cannot be used: it cannot be caught"), ("USR7", "no such")],
 )
-def test_signals_that_cannot_tell_of_a_change(given: str, text: str) -> None:
+def test_unusable_change_signals_are_refused(given: str, text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         option_checks.admit_signal({**ADMISSION, "admit_signal": given})

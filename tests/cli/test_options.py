@@ -14,13 +14,13 @@ def test_durations(text: str, long: float) -> None:
     assert LONG.convert(text, None, None) == long
 
 
-def test_what_is_none_is_refused_with_examples() -> None:
+def test_invalid_value_error_has_examples() -> None:
     with pytest.raises(click.BadParameter, match="'soon' is not a duration; write 30, 90s, 5m"):
         LONG.convert("soon", None, None)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e10", "soon", ""])
-def test_what_cannot_be_waited_for_is_refused(text: str) -> None:
+def test_invalid_waits_are_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="give seconds, 0 or more, at most 1e\\+09"):
         Seconds().convert(text, None, None)
 
@@ -67,7 +67,7 @@ def test_torchrun_names_in_both_spellings(dash: str) -> None:
     assert found["no_python"] is found["standalone"] is found["module"] is True
 
 
-def test_what_follows_the_script_is_the_scripts() -> None:
+def test_arguments_after_the_script_belong_to_it() -> None:
     found = parse("--nnodes", "2", "s.py", "--nnodes", "9", "--my_flag", "-m")
     assert found["nnodes"] == "2"
     assert found["command"] == ("s.py", "--nnodes", "9", "--my_flag", "-m")
@@ -105,14 +105,14 @@ def test_every_duration_of_the_table_is_an_option() -> None:
     "flag", ["--stop-grace", "--monitor-interval", "--join-timeout", "--hang-timeout", "--lease"]
 )
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_seconds_that_are_none_are_refused(flag: str, value: str) -> None:
+def test_invalid_seconds_are_refused(flag: str, value: str) -> None:
     result = CliRunner().invoke(probe, [flag, value, "s.py"])
     assert result.exit_code == 2
     assert f"Invalid value for '{flag}': '{value}'" in result.output
 
 
 @pytest.mark.parametrize("variable", ["RALLYPOINT_MAX_RESTARTS", "PET_MAX_RESTARTS"])
-def test_what_is_wrong_with_a_variable_names_it(variable: str) -> None:
+def test_error_names_the_variable(variable: str) -> None:
     result = CliRunner().invoke(probe, ["s.py"], env={variable: "x"})
     assert f"'--max-restarts' ({variable} in the environment)" in result.output
     result = CliRunner().invoke(probe, ["--max-restarts=x", "s.py"], env={variable: "1"})
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_variable_names_it(variable: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "doctor", "close", "exclude", "admit", "notify"])
-def test_commands_that_look_at_a_run_find_it_alike(command: str) -> None:
+def test_all_commands_find_a_run_the_same_way(command: str) -> None:
     found = main.get_command(CONTEXT, command)
     assert found is not None
     params = {each.name: each for each in found.params}

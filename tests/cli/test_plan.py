@@ -111,12 +111,12 @@ def test_several_nodes_need_a_name_for_their_job() -> None:
         ({"module": True}, "-m and --no-python"),
     ],
 )
-def test_bad_input_says_what_and_what_to_change(changes: dict[str, Any], text: str) -> None:
+def test_bad_input_error_has_the_fix(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         make(**changes)
 
 
-def test_options_are_stronger_than_rdzv_conf_under_any_spelling() -> None:
+def test_options_override_rdzv_conf_in_any_spelling() -> None:
     plan = make(**MEETING, rdzv_conf="join_timeout=5, last_call=7,tls=x", join=9.0)
     assert plan.settings.timeout.join.total_seconds() == 9
     assert plan.settings.timeout.last_call.total_seconds() == 7
@@ -134,14 +134,14 @@ def test_everything_for_the_coordinator_is_in_the_parameters() -> None:
     assert found.get("role") == "r"
 
 
-def test_a_run_waits_as_long_as_workers_may_stop_and_knows_who_admits_how() -> None:
+def test_rejoin_timeout_and_admission_follow_the_options() -> None:
     plan = make(**MEETING, stop_grace=300.0, admit="checkpoint")
     assert plan.effective["rejoin_timeout"] == "330 s"
     core = RendezvousSettings.from_params(plan.parameters).core()  # as the handler reads them
     assert (core.rejoin_timeout_seconds, core.admit) == (330, "checkpoint")
 
 
-def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> None:
+def test_token_comes_from_file_or_environment(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("from-file\n")
     env = {"RALLYPOINT_TOKEN": "from-env"}
@@ -160,7 +160,7 @@ def test_the_token_comes_from_its_file_or_the_environment(tmp_path: Path) -> Non
         make(token_file=Path(""))
 
 
-def test_a_shared_file_needs_no_port() -> None:
+def test_shared_file_needs_no_port() -> None:
     plan = make(**{**MEETING, "backend": "file", "endpoint": "/shared/job"})
     assert plan.store_url == "file:///shared/job"
 
@@ -172,7 +172,7 @@ def test_a_shared_file_needs_no_port() -> None:
         ("etcds://u:hidden@h1/jobs", "etcds://u:hidden@h1/jobs", "etcds://***@h1/jobs"),
     ],
 )
-def test_an_engine_has_hosts_or_a_url(endpoint: str, store: str, shown: str) -> None:
+def test_database_needs_hosts_or_a_url(endpoint: str, store: str, shown: str) -> None:
     plan = make(**{**MEETING, "backend": "etcd", "endpoint": endpoint})
     assert plan.store_url == store
     assert plan.effective["endpoint"] == shown
@@ -209,14 +209,14 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plans.command_of((), False, False)
 
 
-def test_what_is_shown_of_a_plan_has_no_token() -> None:
+def test_shown_plan_has_no_token() -> None:
     plan = make(rdzv_conf="join=5,token=SECRET,lease=9")
     assert plan.secret() == b"SECRET"
     assert plan.effective["rdzv_conf"] == "join=5,token=***,lease=9"
     assert "SECRET" not in repr(plan)
 
 
-def test_how_a_node_looks_after_its_workers() -> None:
+def test_supervision_options() -> None:
     plan = make(
         forward_signals="USR1", preempt_signal="SIGUSR2", health_check="true", hang_timeout=9.0,
         events="e.jsonl", health_port="8080", log_format="json", log_max_bytes=5, log_keep=1,
@@ -231,7 +231,7 @@ def test_how_a_node_looks_after_its_workers() -> None:
     assert output.node
 
 
-def test_colours_are_for_terminals_of_those_who_want_them(
+def test_colours_only_on_terminals_and_if_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert make({"TERM": "xterm"}).output.coloured == frozenset()
@@ -241,6 +241,6 @@ def test_colours_are_for_terminals_of_those_who_want_them(
         assert make(env).output.coloured == frozenset()
 
 
-def test_a_size_of_files_needs_files() -> None:
+def test_log_size_needs_log_files() -> None:
     with pytest.raises(ParameterError, match="--log-max-bytes needs --log-dir DIR"):
         make(log_max_bytes=5)

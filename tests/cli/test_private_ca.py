@@ -10,7 +10,7 @@ from rallypoint.cli.private_ca import make_ca, make_certificate
 from rallypoint.net.certificate import ends
 
 
-def test_what_a_certificate_says(tmp_path: Path) -> None:
+def test_content_of_a_certificate(tmp_path: Path) -> None:
     ca = x509.load_pem_x509_certificate(make_ca(tmp_path).read_bytes())
     cert_path, _key = make_certificate(tmp_path, ["head", "10.0.0.1"], 30)
     cert = x509.load_pem_x509_certificate(cert_path.read_bytes())
@@ -26,7 +26,7 @@ def test_what_a_certificate_says(tmp_path: Path) -> None:
     assert shown == cert.not_valid_after_utc.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def test_an_authority_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_ca_of_another_kind_is_refused(tmp_path: Path) -> None:
     make_ca(tmp_path)
     (tmp_path / "ca.key").write_text("none")
     with pytest.raises(ValueError, match=r".+"):

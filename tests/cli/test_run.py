@@ -30,7 +30,7 @@ def run(*argv: str, env: dict[str, str] | None = None) -> Result:
         (["--nnodes=2", "--endpoint=h:1", "--no-python", "true"], "--run-id is missing"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], text: str) -> None:
+def test_bad_input_prints_one_line_and_exits_with_2(argv: list[str], text: str) -> None:
     result = run(*argv)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -39,7 +39,7 @@ def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], text: str) -> No
     assert text in line
 
 
-def test_an_unknown_option_is_a_usage_error() -> None:
+def test_unknown_option_is_a_usage_error() -> None:
     assert run("--nope", "s.py").exit_code == 2
 
 
@@ -52,7 +52,7 @@ def test_other_errors_are_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPat
     assert (result.exit_code, result.stderr) == (1, "rallypoint: nobody listens at h:1\n")
 
 
-def test_the_agents_exit_code_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
 
     def start(plan: Plan) -> int:
@@ -66,7 +66,7 @@ def test_the_agents_exit_code_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plans[0].local_world_size == 2
 
 
-def test_a_script_runs_under_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_script_runs_with_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text("")
     plans: list[Plan] = []
@@ -99,7 +99,7 @@ def test_explain_shows_each_setting_and_where_it_comes_from() -> None:
 
 
 @pytest.mark.integration
-def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_uses_the_options_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
 
     def start(plan: Plan) -> int:
@@ -115,7 +115,7 @@ def test_the_doctor_knows_what_the_node_was_given(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.integration
 @pytest.mark.parametrize("given", ["variable", "option", "rdzv-conf"])
-def test_the_doctor_shows_the_token_that_the_nodes_file_holds_now(
+def test_doctor_uses_the_current_token_of_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, serve: Callable[..., EmbeddedServer],
     given: str,
 ) -> None:  # fmt: skip
@@ -149,7 +149,7 @@ def test_the_doctor_shows_the_token_that_the_nodes_file_holds_now(
         ("RALLYPOINT_JOIN_TIMEOUT", "0", "join=0.0: allowed is"),
     ],
 )
-def test_a_bad_variable_is_named(variable: str, value: str, text: str) -> None:
+def test_invalid_variable_is_named(variable: str, value: str, text: str) -> None:
     result = run("--no-python", "true", env={variable: value})
     assert result.exit_code == 2
     assert text in result.stderr
@@ -157,7 +157,7 @@ def test_a_bad_variable_is_named(variable: str, value: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_in_a_pod_probes_that_would_find_nobody_are_told_of(
+def test_unreachable_probes_in_a_pod_are_reported(
     host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

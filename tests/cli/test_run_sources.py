@@ -41,7 +41,7 @@ class Kept:
         return run
 
 
-def test_a_single_look_at_a_shared_state_knows_no_times() -> None:
+def test_single_status_of_a_shared_state_has_no_times() -> None:
     kept = Kept()
     kept.do(Join(a_node("n1"), SETTINGS))
     run = kept.look()
@@ -51,7 +51,7 @@ def test_a_single_look_at_a_shared_state_knows_no_times() -> None:
     assert [line.opened_seconds for line in run.rounds] == [None]
 
 
-def test_who_looks_again_sees_what_has_happened() -> None:
+def test_second_status_shows_what_happened() -> None:
     kept = Kept()
     kept.do(Join(a_node("n1"), SETTINGS), Join(a_node("n2"), SETTINGS))
     kept.look()
@@ -63,11 +63,11 @@ def test_who_looks_again_sees_what_has_happened() -> None:
     assert run.members[0].heard_seconds is not None
 
 
-def test_a_state_that_is_not_there_is_a_run_that_nobody_has_joined() -> None:
+def test_missing_state_is_an_unknown_run() -> None:
     assert Kept().look().settings is None
 
 
-def test_a_file_is_looked_at_and_never_made(tmp_path: Path) -> None:
+def test_file_is_examined_and_never_created(tmp_path: Path) -> None:
     path = tmp_path / "job"
     with pytest.raises(ParameterError, match="there is no such file"):
         open_source("file", str(path), "job", b"")
@@ -88,13 +88,13 @@ def test_a_file_is_looked_at_and_never_made(tmp_path: Path) -> None:
         ("core", None, "the port 'x' is not a number"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(backend: str, run_id: str | None, text: str) -> None:
+def test_invalid_requests_are_refused(backend: str, run_id: str | None, text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         open_source(backend, "h:x", run_id, b"")
 
 
 @pytest.mark.integration
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_missing_server_is_named() -> None:
     source = ServerSource(f"127.0.0.1:{free_port('127.0.0.1')}", b"")
     with pytest.raises(RendezvousConnectionError, match=r"^cannot reach 127\.0\.0\.1") as failure:
         source.read(None, Deadline(0.3))
@@ -102,9 +102,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
     source.close()
 
 
-def test_of_several_servers_the_one_that_is_there_is_asked(
-    server: EmbeddedServer, port: int
-) -> None:
+def test_reachable_server_of_several_is_asked(server: EmbeddedServer, port: int) -> None:
     source = ServerSource(f"127.0.0.1:{port},127.0.0.1:{server.port}", b"")
     status = source.read(None, Deadline(20))
     assert status.server is not None
@@ -112,13 +110,13 @@ def test_of_several_servers_the_one_that_is_there_is_asked(
     source.close()
 
 
-def test_a_file_of_another_program_is_named(tmp_path: Path) -> None:
+def test_file_of_another_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("something else, and long enough")
     with pytest.raises(ParameterError, match="not a Rallypoint store file"):
         open_source("file", str(tmp_path / "notes"), "job", b"")
 
 
-def test_the_state_on_an_engine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_in_a_database_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, opened = MemoryEngine(), list[str]()
 
     def open_engine(url: str) -> MemoryEngine:

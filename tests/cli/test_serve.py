@@ -53,22 +53,22 @@ def assert_one_line(result: Result, *words: str) -> None:
         assert word in line
 
 
-def test_a_port_in_use_is_named(port: int) -> None:
+def test_used_port_is_named(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         result = serve(f"--bind=127.0.0.1:{port}")
     assert_one_line(result, f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
-def test_an_unknown_host_is_named() -> None:
+def test_unknown_host_is_named() -> None:
     assert_one_line(serve("--bind=nope.invalid:29400"), "cannot listen on nope.invalid:29400: ")
 
 
-def test_an_address_of_another_machine_is_named() -> None:
+def test_address_of_another_machine_is_named() -> None:
     assert_one_line(serve("--bind=192.0.2.1:29400"), "cannot listen on 192.0.2.1:29400: ")
 
 
 @pytest.mark.parametrize("where", ["host:http", "host:70000"])
-def test_an_endpoint_that_is_none_is_named(where: str) -> None:
+def test_invalid_endpoint_is_named(where: str) -> None:
     assert_one_line(serve(f"--bind={where}"), where.partition(":")[0])
 
 
@@ -76,7 +76,7 @@ def test_other_addresses_than_loopback_need_a_token() -> None:
     assert_one_line(serve("--bind=0.0.0.0:0", RALLYPOINT_TOKEN=""), "0.0.0.0 without a token")
 
 
-def test_a_token_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_token_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "token"
     assert_one_line(
         serve("--bind=127.0.0.1:0", f"--token-file={path}"),
@@ -85,7 +85,7 @@ def test_a_token_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
-def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> None:
+def test_empty_token_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     assert_one_line(
@@ -93,12 +93,12 @@ def test_a_token_file_that_is_empty_is_named(tmp_path: Path, content: str) -> No
     )
 
 
-def test_an_option_without_a_value_is_named() -> None:
+def test_option_without_a_value_is_named() -> None:
     assert_one_line(serve("--bind=127.0.0.1:0", "--data-dir="), "--data-dir '': give a directory")
     assert_one_line(serve("--bind=127.0.0.1:0", "--token-file="), "token_file='' names no file")
 
 
-def test_tls_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_unusable_tls_files_are_named(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     result = serve("--bind=127.0.0.1:0", f"--tls-cert={made.cert}")
     assert_one_line(result, f"tls_cert={made.cert} holds no certificate with its key; give the key")
@@ -108,9 +108,7 @@ def test_tls_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_tokens_that_are_easy_to_come_by_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_insecure_tokens_have_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "token"
     path.write_text("short")
     path.chmod(0o644)
@@ -121,13 +119,13 @@ def test_tokens_that_are_easy_to_come_by_are_warned_of(
     assert "fewer than 16 characters" in short
 
 
-def test_a_directory_of_another_program_is_named(tmp_path: Path) -> None:
+def test_directory_of_another_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "rallypoint.db").write_bytes(b"something else")
     result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
     assert_one_line(result, f"{tmp_path}/rallypoint.db", "no file of a rallypoint server")
 
 
-def test_what_is_stored_and_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_unusable_stored_state_is_named(tmp_path: Path) -> None:
     journal = SQLiteJournal(tmp_path)
     journal.open(Deadline(10))
     journal.commit({FORMAT_NAME: FORMAT, "run/x": b"junk"}, Deadline(10))
@@ -139,7 +137,7 @@ def test_what_is_stored_and_does_not_fit_is_named(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_directory_is_let_go_of_where_the_port_is_taken(tmp_path: Path, port: int) -> None:
+def test_directory_is_released_if_the_port_is_used(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         result = serve(f"--bind=127.0.0.1:{port}", f"--data-dir={tmp_path}")
     assert_one_line(result, "cannot listen on")
@@ -148,7 +146,7 @@ def test_a_directory_is_let_go_of_where_the_port_is_taken(tmp_path: Path, port: 
     again.close()
 
 
-def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _name: None)
     result = serve("--bind=127.0.0.1:0", "--http=127.0.0.1:0")
     assert_one_line(result, "--http needs the extra", "pip install 'rallypoint[web]'")
@@ -166,15 +164,13 @@ def test_the_page_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1", Options(token=b"x"), False),
     ],
 )
-def test_a_page_that_would_show_the_token_on_the_way_is_warned_of(
-    host: str, options: Options, warned: bool
-) -> None:
+def test_page_without_tls_has_a_warning(host: str, options: Options, warned: bool) -> None:
     with socket.socket() as sock:
         sock.bind((host, 0))
         assert ("WITHOUT TLS" in module.page_url(sock, options)) is warned
 
 
-def test_a_server_that_fails_says_so_in_one_line(
+def test_failed_server_prints_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def start(server: Server) -> None:
@@ -194,9 +190,7 @@ def test_a_server_that_fails_says_so_in_one_line(
     assert record.exc_info is not None  # where it failed is in the log
 
 
-def test_a_log_in_which_nothing_was_said_is_removed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_empty_log_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def at_once(server: Server) -> None:
         server.stop()
         await until_stopped(server)
@@ -230,7 +224,7 @@ def assert_ends_quietly(process: "subprocess.Popen[str]") -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_quietly_and_refuses_a_wrong_token(number: signal.Signals) -> None:
+def test_server_ends_quietly_and_refuses_a_wrong_token(number: signal.Signals) -> None:
     process, port = started(RALLYPOINT_TOKEN="right")
     with pytest.raises(StoreConnectionError, match=r"does not know this client's token"):
         TCPStore("127.0.0.1", port, token="wrong")
@@ -241,7 +235,7 @@ def test_it_ends_quietly_and_refuses_a_wrong_token(number: signal.Signals) -> No
 
 
 @pytest.mark.integration
-def test_until_empty_it_stays_for_its_last_client_and_then_ends() -> None:
+def test_until_empty_server_ends_after_its_last_client() -> None:
     process, port = started("--until-empty")
     with TCPStore("127.0.0.1", port) as first, TCPStore("127.0.0.1", port) as last:
         first.close()

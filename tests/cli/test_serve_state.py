@@ -36,18 +36,18 @@ def serve(*options: str) -> str:
         (["--state=redis://h1,h2"], "2 hosts; allowed is one"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options: list[str], words: str) -> None:
+def test_invalid_options_are_refused_by_name(options: list[str], words: str) -> None:
     line = serve(*options)
     assert words in line
     assert "secret" not in line
 
 
-def test_without_a_state_nothing_is_checked() -> None:
+def test_no_checks_without_a_state() -> None:
     Choice(None, "a:b:c", 0.0).check("/x", True)
     Choice("etcds://h/p", None, 2.0).check(None, False)
 
 
-def test_where_clients_find_it() -> None:
+def test_advertised_address() -> None:
     def state(advertise: str | None) -> FailoverConfig:
         found = Choice("etcd://h", advertise, 2.0).at([sock])
         assert found is not None
@@ -67,7 +67,7 @@ def test_where_clients_find_it() -> None:
     ("bound", "advertise", "warned"),
     [("0.0.0.0", None, True), ("0.0.0.0", "front", False), ("127.0.0.1", None, False)],
 )
-def test_an_address_of_this_host_alone_is_warned_of(
+def test_address_reachable_only_from_this_host_has_a_warning(
     caplog: pytest.LogCaptureFixture, bound: str, advertise: str | None, warned: bool
 ) -> None:
     with socket.create_server((bound, 0)) as sock:
@@ -75,14 +75,14 @@ def test_an_address_of_this_host_alone_is_warned_of(
     assert ("give --advertise ADDRESS:PORT" in caplog.text) is warned
 
 
-def test_an_engine_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def test_missing_database_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(failover, "START_SECONDS", 3.0)
     line = serve(f"--state=etcd://user:secret@127.0.0.1:{port}/p")
     assert f"etcd://127.0.0.1:{port}/p cannot be reached" in line
     assert "secret" not in line
 
 
-def test_it_is_the_option_of_serve() -> None:
+def test_state_is_an_option_of_serve() -> None:
     text = CliRunner().invoke(main, ["serve", "--help"]).stdout
     for option in ("--state", "--advertise", "--leader-lease"):
         assert option in text

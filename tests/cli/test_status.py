@@ -23,7 +23,7 @@ def endpoint(cluster: Cluster) -> str:
     return f"--endpoint=127.0.0.1:{cluster.server.port}"
 
 
-def test_a_server_and_its_runs_are_shown() -> None:
+def test_server_and_its_runs_are_shown() -> None:
     with Cluster() as cluster:
         cluster.join_all(cluster.handler(2, 2, slot="a"), cluster.handler(2, 2, slot="b"))
         shown = status(endpoint(cluster))
@@ -33,7 +33,7 @@ def test_a_server_and_its_runs_are_shown() -> None:
         assert shown.stdout.count("participant") == 2
 
 
-def test_json_is_as_its_schema_says() -> None:
+def test_json_matches_its_schema() -> None:
     schema = json.loads((files("rallypoint") / "schemas" / "status.v1.json").read_text("utf-8"))
     with Cluster() as cluster:
         cluster.join_all(cluster.handler(1, 2, target_nodes=1))
@@ -45,7 +45,7 @@ def test_json_is_as_its_schema_says() -> None:
             assert [run["run_id"] for run in document["runs"]] == [cluster.run_id]
 
 
-def test_a_run_that_nobody_knows_is_code_3_and_not_made() -> None:
+def test_unknown_run_exits_with_3_and_is_not_created() -> None:
     with Cluster() as cluster:
         shown = status(endpoint(cluster), "--run-id=nope")
         assert shown.exit_code == 3
@@ -58,7 +58,7 @@ def test_a_run_that_nobody_knows_is_code_3_and_not_made() -> None:
         assert "gathering" not in shown.stdout  # no phase of what is not there
 
 
-def test_a_run_that_was_closed_before_anybody_joined_is_there() -> None:
+def test_run_closed_before_any_join_exists() -> None:
     with Cluster() as cluster:
         cluster.handler(1, 1).set_closed("enough")
         shown = status(endpoint(cluster), f"--run-id={cluster.run_id}")
@@ -66,20 +66,20 @@ def test_a_run_that_was_closed_before_anybody_joined_is_there() -> None:
         assert "enough" in shown.stdout
 
 
-def test_a_server_that_is_not_there_is_code_1_and_leads_to_the_doctor() -> None:
+def test_missing_server_exits_with_1_and_suggests_doctor() -> None:
     shown = status(f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=0.3")
     assert (shown.exit_code, shown.stdout) == (1, "")
     assert "nobody listens there" in shown.stderr
     assert "`rallypoint doctor` looks for the cause" in shown.stderr
 
 
-def test_bad_input_is_code_2(tmp_path: Path) -> None:
+def test_bad_input_exits_with_2(tmp_path: Path) -> None:
     shown = status("--backend=file", f"--endpoint={tmp_path}/no", "--run-id=x")
     assert shown.exit_code == 2
     assert "there is no such file" in shown.stderr
 
 
-def test_watching_shows_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_shows_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
     def rest(seconds: float) -> None:

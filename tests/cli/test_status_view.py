@@ -41,7 +41,7 @@ ROUNDS = (
 )  # fmt: skip
 
 
-def test_a_run_at_work() -> None:
+def test_status_of_a_working_run() -> None:
     members = (
         member(1, "participant", 0),
         member(2, "participant", 1, connected=False),
@@ -56,7 +56,7 @@ def test_a_run_at_work() -> None:
     check("status-at-work", shown(report))
 
 
-def test_a_run_that_waits() -> None:
+def test_status_of_a_waiting_run() -> None:
     report = Report(
         "digits", "gathering", 2, 5, "1 of at least 3 nodes have joined; waiting for 2 more",
         (), (member(1, "candidate", None),), a_settings(3, 3), 0, "s", 12.0, "gpu-01 pid 1",
@@ -65,7 +65,7 @@ def test_a_run_that_waits() -> None:
     check("status-waiting", shown(report, runs=3))
 
 
-def test_a_server_without_runs() -> None:
+def test_status_of_a_server_without_runs() -> None:
     assert "the server has no runs" in shown(runs=0)
 
 
@@ -79,7 +79,7 @@ def test_many_members_are_counted() -> None:
     assert "gpu-99" not in text
 
 
-def test_what_is_not_known_of_a_shared_state_is_left_out() -> None:
+def test_unknown_parts_of_a_shared_state_are_left_out() -> None:
     report = Report(
         "r", "sealed", 1, 1, "at work", members=(NodeStatus(a_node("n1"), "participant"),)
     )

@@ -30,14 +30,14 @@ def mentioned(folder: Path, *kinds: str) -> set[str]:
     return {name for text in texts for name in MENTIONED.findall(text)}
 
 
-def test_what_the_source_and_the_docs_name_is_known() -> None:
+def test_variables_in_source_and_docs_are_known() -> None:
     names = mentioned(ROOT / "src", "*.py") | mentioned(ROOT / "docs", "*.md")
     names |= mentioned(ROOT / "deploy", "*.yaml", "*.service")
     assert len(names) > 50
     assert {f"RALLYPOINT_{name}" for name in names - MADE_UP} - known() == set()
 
 
-def test_what_is_known_is_named_somewhere() -> None:
+def test_known_variables_are_used_somewhere() -> None:
     source = " ".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
     tests = mentioned(ROOT / "tests", "*.py")
     for name in OF_TESTS:
@@ -55,17 +55,17 @@ def test_what_is_known_is_named_somewhere() -> None:
         ("RALLYPOINT_BINDS", "RALLYPOINT_BIND"),  # of another command
     ],
 )
-def test_a_variable_that_nothing_reads_is_told_with_the_nearest(name: str, nearest: str) -> None:
+def test_unknown_variable_suggests_the_nearest(name: str, nearest: str) -> None:
     told = unread({name: "3", "HOME": "/"}, command("run"))
     assert told == [f"{name} is set, but nothing reads it; did you mean {nearest}?"]
 
 
-def test_what_is_like_nothing_is_told_without() -> None:
+def test_unknown_name_without_a_similar_one() -> None:
     told = unread({"RALLYPOINT_QQQQ": "3"}, command("serve"))
     assert told == ["RALLYPOINT_QQQQ is set, but nothing reads it"]
 
 
-def test_what_something_reads_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_variables_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     env = dict.fromkeys(known(), "1")
     env["RALLYPOINT_NOTHING"] = ""
     assert unread(env, command("run")) == []
@@ -73,7 +73,7 @@ def test_what_something_reads_is_not_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert unread(dict.fromkeys(of_options(command("run")), "1"), command("run")) == []
 
 
-def test_what_kubernetes_makes_of_a_service_is_not_told() -> None:
+def test_kubernetes_service_variables_are_not_reported() -> None:
     names = ["RALLYPOINT_SERVICE_HOST", "RALLYPOINT_WEB_SERVICE_PORT_HTTP",
              "RALLYPOINT_PORT_29400_TCP_ADDR"]  # fmt: skip
     env = {**dict.fromkeys(names, "10.0.0.1"), "RALLYPOINT_WEB_PORT": "tcp://10.0.0.1:80"}
@@ -87,7 +87,7 @@ def test_what_kubernetes_makes_of_a_service_is_not_told() -> None:
         (["serve", "--bind=h:http"], "rallypoint serve: warning: "),
     ],
 )
-def test_the_commands_say_it_also_where_they_fail(argv: list[str], head: str) -> None:
+def test_failed_commands_report_it_too(argv: list[str], head: str) -> None:
     done = CliRunner().invoke(main, argv, env={"RALLYPOINT_LEESE": "3"})
     first, *_ = done.stderr.splitlines()
     words = "RALLYPOINT_LEESE is set, but nothing reads it; did you mean RALLYPOINT_LEASE?"

@@ -60,7 +60,7 @@ def test_j2_min_nodes_start_the_last_call() -> None:
     )
 
 
-def test_j2_falling_below_min_ends_the_last_call_and_the_next_is_another() -> None:
+def test_j2_below_min_nodes_ends_the_last_call() -> None:
     run = Drive(2, 4)
     run.join("node1", "node2")
     first = run.step.timers[0]
@@ -74,7 +74,7 @@ def test_j2_falling_below_min_ends_the_last_call_and_the_next_is_another() -> No
     assert run.phase == "LastCall"
 
 
-def test_j2_a_loss_above_min_leaves_the_last_call_running() -> None:
+def test_j2_loss_above_min_nodes_keeps_the_last_call() -> None:
     run = Drive(2, 4)
     run.join("node1", "node2", "node3")
     assert run.leave("node3").state.phase == LastCall(round=1, call=1)
@@ -103,7 +103,7 @@ def test_j3_target_nodes_seal_at_once(target: int | None, sealed_at: int) -> Non
     assert len(run.record.seats) == sealed_at
 
 
-def test_b1_a_steady_round_ends_a_row_of_failures() -> None:
+def test_b1_steady_round_ends_consecutive_failures() -> None:
     run = sealed("node1", "node2", steady_after_seconds=7)
     run.fail("node1")
     run.rejoin("node1", "node2")
@@ -132,11 +132,11 @@ def test_h1_exclusions_have_timers_in_every_phase() -> None:
     assert run.do(ExclusionOver(1)).timers == ()
 
 
-def test_a_timer_of_a_run_that_nobody_opened_has_no_length() -> None:
+def test_timer_of_an_unopened_run_has_no_length() -> None:
     assert timer_seconds(RunState("x"), RejoinOver(1, 1)) == 0
 
 
-def test_p1_a_notice_changes_no_round_and_starts_no_timer() -> None:
+def test_p1_notice_changes_no_round_and_starts_no_timer() -> None:
     run = sealed("node1", "node2")
     phase = run.state.phase
     step = run.do(Notify("node1", "why", seconds=5.0))
@@ -184,7 +184,7 @@ def test_j5_survivors_below_min_wait_for_newcomers_without_a_last_call() -> None
     assert run.ranks() == ["node1", "node9"]
 
 
-def test_j5_with_nobody_from_the_round_before_there_is_a_last_call() -> None:
+def test_j5_last_call_without_members_of_the_last_round() -> None:
     run = sealed("node1", "node2")
     run.join("node3", "node4")
     run.lose("node1")
@@ -209,7 +209,7 @@ def test_j5_replacement_wait_needs_a_loss() -> None:
     assert run.phase == "Sealed"
 
 
-def test_j5_a_loss_while_gathering_starts_the_replacement_wait() -> None:
+def test_j5_loss_while_gathering_starts_the_replacement_wait() -> None:
     run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
     run.rejoin("node1")
     assert run.lose("node2").timers == (RejoinOver(1, 2), ReplacementWaitOver(1, 2))
@@ -223,7 +223,7 @@ def test_j5_the_loss_of_a_newcomer_starts_no_replacement_wait() -> None:
     assert run.lose("node9").timers == (RejoinOver(1, 2),)
 
 
-def test_j5_one_that_finished_meanwhile_is_not_waited_for_as_if_lost() -> None:
+def test_j5_no_replacement_wait_for_a_finished_node() -> None:
     run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
     run.rejoin("node1")
     run.do(Finish("node2", 1, 1))
@@ -231,13 +231,13 @@ def test_j5_one_that_finished_meanwhile_is_not_waited_for_as_if_lost() -> None:
     assert run.ranks() == ["node1", "node3"]
 
 
-def test_j5_losing_one_that_has_joined_again_starts_the_replacement_wait_too() -> None:
+def test_j5_loss_of_a_rejoined_node_starts_the_replacement_wait() -> None:
     run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
     run.rejoin("node1", "node2")
     assert run.lose("node1").timers == (RejoinOver(1, 2), ReplacementWaitOver(1, 2))
 
 
-def test_j5_a_finished_node_that_goes_starts_no_replacement_wait() -> None:
+def test_j5_finished_node_that_leaves_starts_no_replacement_wait() -> None:
     run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
     run.finish("node1")
     run.rejoin("node2")
@@ -245,7 +245,7 @@ def test_j5_a_finished_node_that_goes_starts_no_replacement_wait() -> None:
 
 
 @pytest.mark.cases("case-B6")
-def test_g1_two_of_ten_do_not_form_a_world() -> None:
+def test_g1_two_of_ten_form_no_round() -> None:
     ten = [f"node{i}" for i in range(1, 11)]
     run = sealed(*ten, least=2, most=10)
     run.fail("node1")
@@ -257,7 +257,7 @@ def test_g1_two_of_ten_do_not_form_a_world() -> None:
 
 
 @pytest.mark.cases("case-C3")
-def test_g1_a_restarted_node_never_makes_its_own_world() -> None:
+def test_g1_restarted_node_does_not_form_a_round_alone() -> None:
     run = sealed("nodeA", "nodeB", least=1, most=2)
     run.lose("nodeA")
     run.join("nodeA2")
@@ -268,7 +268,7 @@ def test_g1_a_restarted_node_never_makes_its_own_world() -> None:
 
 
 @pytest.mark.cases("case-C5")
-def test_two_newcomers_move_the_round_on_by_one() -> None:
+def test_two_newcomers_cost_one_round() -> None:
     four = ["node1", "node2", "node3", "node4"]
     run = sealed(*four, least=2, most=6)
     run.join("node5", "node6")
@@ -280,7 +280,7 @@ def test_two_newcomers_move_the_round_on_by_one() -> None:
 
 @pytest.mark.cases("case-C8")
 @pytest.mark.parametrize("reached", ["gathering", "last call", "parked", "rejoining"])
-def test_death_at_any_step_of_joining_blocks_nobody(reached: str) -> None:
+def test_death_during_a_join_blocks_nobody(reached: str) -> None:
     run = Drive(2, 3)
     if reached in ("gathering", "last call"):
         run.join("dead", *(["node1"] if reached == "last call" else []))
@@ -313,7 +313,7 @@ def test_messages_are_in_order_of_the_events() -> None:
     assert (opened.round, record.record.number) == (2, 2)
 
 
-def test_a_batch_tells_its_last_three_notes_and_none_twice_running() -> None:
+def test_batch_reason_has_the_last_three_notes() -> None:
     run = Drive(9, 9)
     step = run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4, 4)), Beat("node1"))
     assert step.reason.startswith("node2 pid 2 joined; node3 pid 3 joined; node4 pid 4 joined; 4 ")
@@ -321,7 +321,7 @@ def test_a_batch_tells_its_last_three_notes_and_none_twice_running() -> None:
     assert step.reason.count("refused ghost") == 1
 
 
-def test_the_given_state_is_not_changed() -> None:
+def test_given_state_is_not_changed() -> None:
     run = Drive(3, 4)
     run.join("node1")
     before = run.state
@@ -330,7 +330,7 @@ def test_the_given_state_is_not_changed() -> None:
     assert before.candidates == snapshot
 
 
-def test_timers_of_a_run_that_nobody_opened() -> None:
+def test_timers_of_an_unopened_run() -> None:
     state = RunState(run_id="demo")
     assert timers(state) == ()
     assert timer_seconds(state, LastCallOver(1, 1, 1)) == 0.0
@@ -342,7 +342,7 @@ def test_timers_of_a_closed_run() -> None:
     assert run.close().timers == ()
 
 
-def test_a_large_batch_is_one_step() -> None:
+def test_large_batch_is_one_step() -> None:
     state = RunState(run_id="demo")
     settings = a_settings(100, 100)
     run = Drive(100, 100)
@@ -353,7 +353,7 @@ def test_a_large_batch_is_one_step() -> None:
     assert step.messages[0].to[7] == a_node("node7").id
 
 
-def test_a_reason_names_what_happened_again_but_not_twice_in_a_row() -> None:
+def test_reason_has_no_consecutive_duplicates() -> None:
     run = sealed("n1", "n2")
     one, two = (run.joining(name, settings=a_settings(1, 9)) for name in ("x1", "x2"))
     reason = run.do(one, two, two, one).reason
@@ -361,7 +361,7 @@ def test_a_reason_names_what_happened_again_but_not_twice_in_a_row() -> None:
     assert reason.count("refused x2") == 1
 
 
-def test_a_run_whose_rules_have_failed_is_closed_by_none_of_them() -> None:
+def test_run_with_failed_rules_closes_without_a_rule() -> None:
     run = sealed("n1", "n2", most=2)
     run.join("n3")  # a spare
     run.do(Notify("n1", "the machine goes", "admin"))
@@ -378,7 +378,7 @@ def test_a_run_whose_rules_have_failed_is_closed_by_none_of_them() -> None:
     assert (again.state, again.messages, again.reason) == (step.state, (), step.reason)
 
 
-def test_h1_who_is_kept_out_for_failing_is_named_in_the_reason() -> None:
+def test_h1_reason_names_the_node_excluded_for_failures() -> None:
     run = sealed("n1", "n2", "n3", quarantine_failures=1)
     run.fail("n2", a_failure("n2"))
     reason = run.rejoin("n1", "n3", "n2").reason

@@ -34,7 +34,7 @@ from rallypoint.core.state import (
 # -- B1, H1: failures that a loss explains ----------------------------------------------
 
 
-def test_b1_h1_failures_are_not_counted_for_workers_that_lost_a_peer() -> None:
+def test_b1_h1_failures_caused_by_a_lost_peer_are_not_counted() -> None:
     run = sealed("node1", "node2", "node3")
     run.fail("node1")
     run.rejoin("node1", "node2", "node3")
@@ -48,7 +48,7 @@ def test_b1_h1_failures_are_not_counted_for_workers_that_lost_a_peer() -> None:
     assert (run.state.restarts, run.state.failing, len(run.state.strikes)) == (1, 1, 1)
 
 
-def test_p1_whoever_goes_takes_its_notice_along_without_a_new_round_too() -> None:
+def test_p1_departure_ends_a_notice_without_a_new_round() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3")
     run.do(Notify("node3", "spot machine"))
@@ -60,7 +60,7 @@ def test_p1_whoever_goes_takes_its_notice_along_without_a_new_round_too() -> Non
     assert (run.phase, run.state.notices) == ("Gathering", {})
 
 
-def test_b1_one_that_leaves_explains_nothing() -> None:
+def test_b1_leaving_node_does_not_excuse_failures() -> None:
     run = sealed("node1", "node2", "node3")
     run.fail("node1")
     run.leave("node3")
@@ -71,7 +71,7 @@ def test_b1_one_that_leaves_explains_nothing() -> None:
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-def test_l1_a_loss_opens_the_next_round_and_names_who_was_lost(cause: Cause) -> None:
+def test_l1_loss_opens_the_next_round_and_names_the_node(cause: Cause) -> None:
     run = sealed("node1", "node2", "node3")
     run.do(*([Disconnected("node3")] if cause is Cause.DISCONNECT else []))
     step = run.lose("node3", cause)
@@ -86,7 +86,7 @@ def test_l1_a_loss_opens_the_next_round_and_names_who_was_lost(cause: Cause) -> 
     )
 
 
-def test_l1_the_last_participant_is_lost() -> None:
+def test_l1_last_participant_is_lost() -> None:
     run = sealed("node1", least=1, most=1)
     run.lose("node1")
     assert (run.places(), run.step.timers) == ({}, ())
@@ -95,7 +95,7 @@ def test_l1_the_last_participant_is_lost() -> None:
 
 @pytest.mark.parametrize("why", ["", "SIGTERM"])
 @pytest.mark.cases("case-C1")
-def test_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
+def test_l1_l3_leave_opens_a_round_and_closes_nothing(why: str) -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.leave("node1", why)
     text = "node1 pid 1 left" + (": SIGTERM" if why else "")
@@ -109,7 +109,7 @@ def test_l1_l3_leaving_opens_a_round_and_closes_nothing(why: str) -> None:
 
 
 @pytest.mark.cases("case-C9")
-def test_l3_when_all_leave_the_run_is_still_open() -> None:
+def test_l3_run_stays_open_when_all_leave() -> None:
     run = sealed("node1", "node2")
     run.leave("node1", "ValueError")
     run.leave("node2", "ValueError")
@@ -119,7 +119,7 @@ def test_l3_when_all_leave_the_run_is_still_open() -> None:
     assert run.ranks() == ["node3", "node4"]
 
 
-def test_l1_a_late_lapse_changes_nothing() -> None:
+def test_l1_late_lease_timer_changes_nothing() -> None:
     run = sealed("node1", "node2")
     run.do(Beat("node2"))
     unchanged(run, Lost("node2", Cause.LEASE, beats=0))
@@ -127,7 +127,7 @@ def test_l1_a_late_lapse_changes_nothing() -> None:
     assert run.number == 2
 
 
-def test_l1_a_beat_is_counted_in_every_place() -> None:
+def test_l1_heartbeat_counts_in_every_place() -> None:
     run = sealed("node1", "node2", most=2)
     run.join("node3")
     run.finish("node2")
@@ -140,7 +140,7 @@ def test_l1_a_beat_is_counted_in_every_place() -> None:
     assert member.beats == 1  # or a lapse seen before could kill it
 
 
-def test_l1_a_cut_connection_that_comes_back_changes_nothing_else() -> None:
+def test_l1_restored_connection_changes_nothing_else() -> None:
     run = sealed("node1", "node2")
     before = run.state
     step = run.do(Disconnected("node1"))
@@ -154,7 +154,7 @@ def test_l1_a_cut_connection_that_comes_back_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("place", ["candidates", "participants", "waiting", "rejoining"])
-def test_l1_joining_again_over_another_connection_marks_it_connected(place: str) -> None:
+def test_l1_rejoin_over_a_new_connection_marks_the_node_connected(place: str) -> None:
     run = Drive(2, 3) if place == "candidates" else sealed("node1", "node2")
     if place in ("candidates", "waiting"):
         run.join("node3")
@@ -172,7 +172,7 @@ def test_l1_joining_again_over_another_connection_marks_it_connected(place: str)
 @pytest.mark.parametrize("place", ["candidates", "participants", "waiting", "spares", "finished"])
 @pytest.mark.parametrize("cause", list(Cause))
 @pytest.mark.parametrize("cut", [False, True])
-def test_l1_a_grace_that_ends_too_late_changes_nothing(place: str, cause: Cause, cut: bool) -> None:
+def test_l1_late_end_of_grace_changes_nothing(place: str, cause: Cause, cut: bool) -> None:
     if place == "candidates":
         run = Drive(2, 3)
         run.join("node1")
@@ -192,7 +192,7 @@ def test_l1_a_grace_that_ends_too_late_changes_nothing(place: str, cause: Cause,
         assert set(run.state.fenced) == {gone}
 
 
-def test_l1_losing_one_that_waits_is_told_as_a_count() -> None:
+def test_l1_loss_of_a_waiting_node_updates_the_count() -> None:
     run = sealed("node1", "node2")
     run.join("node3", "node4")
     run.lose("node3")
@@ -201,7 +201,7 @@ def test_l1_losing_one_that_waits_is_told_as_a_count() -> None:
 
 
 @pytest.mark.parametrize("place", ["spares", "finished"])
-def test_l1_losing_one_that_does_not_work_disturbs_nobody(place: str) -> None:
+def test_l1_loss_of_a_non_participant_disturbs_nobody(place: str) -> None:
     run = sealed("node1", "node2", most=2)
     run.join("node3")
     run.finish("node2")
@@ -211,7 +211,7 @@ def test_l1_losing_one_that_does_not_work_disturbs_nobody(place: str) -> None:
     assert run.phase == "Sealed"
 
 
-def test_l2_a_fenced_node_is_told_before_anything_else() -> None:
+def test_l2_fence_is_reported_first() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     before = run.state
@@ -227,7 +227,7 @@ def test_l2_a_fenced_node_is_told_before_anything_else() -> None:
 
 @pytest.mark.cases("case-C2")
 @pytest.mark.parametrize("noticed", [False, True], ids=["in-time", "after-the-loss"])
-def test_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
+def test_l2_returning_node_is_a_newcomer(noticed: bool) -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     if noticed:
@@ -238,7 +238,7 @@ def test_l2_who_comes_back_joins_as_a_newcomer(noticed: bool) -> None:
 
 
 @pytest.mark.parametrize(("after", "incarnation"), [(1, 1), (1, 0), (0, 7), (3, 2)])
-def test_l2_e1_one_that_speaks_of_what_is_not_known_is_fenced(after: int, incarnation: int) -> None:
+def test_l2_e1_node_with_unknown_history_is_fenced(after: int, incarnation: int) -> None:
     run = sealed("node1", "node2")
     before = run.state
     run.join("ghost", after=after, incarnation=incarnation)
@@ -251,7 +251,7 @@ def test_l2_e1_one_that_speaks_of_what_is_not_known_is_fenced(after: int, incarn
 
 
 @pytest.mark.parametrize("event", [Leave("nobody"), Lost("nobody", Cause.DIED)])
-def test_l1_a_stranger_that_goes_changes_nothing(event: Event) -> None:
+def test_l1_leave_of_an_unknown_node_changes_nothing(event: Event) -> None:
     run = sealed("node1", "node2")
     unchanged(run, event)
 
@@ -259,7 +259,7 @@ def test_l1_a_stranger_that_goes_changes_nothing(event: Event) -> None:
 # -- F1: finishing ------------------------------------------------------------------------
 
 
-def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> None:
+def test_f1_run_closes_when_all_have_finished() -> None:
     run = sealed("node1", "node2", most=2)
     run.join("spare")
     step = run.finish("node1")
@@ -276,7 +276,7 @@ def test_f1_when_all_have_finished_the_run_closes_and_the_others_go_home() -> No
     assert step.state.phase == Closed(1, "node2 pid 2", "noon", why, Verdict.FINISHED)
 
 
-def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
+def test_f1_waiting_nodes_and_newcomers_become_spares() -> None:
     run = sealed("node1", "node2")
     run.join("node3")
     run.finish("node1")
@@ -289,7 +289,7 @@ def test_f1_those_who_wait_become_spares_and_newcomers_are_spares() -> None:
     assert run.places()["spares"] == ["node3", "node4"]
 
 
-def test_f1_a_finished_node_is_neither_lost_nor_missing() -> None:
+def test_f1_finished_node_is_neither_lost_nor_missing() -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.finish("node1")
     run.lose("node2")
@@ -300,7 +300,7 @@ def test_f1_a_finished_node_is_neither_lost_nor_missing() -> None:
     assert run.phase == "Closed"
 
 
-def test_f1_a_finished_node_may_leave_and_the_run_still_finishes() -> None:
+def test_f1_finished_node_may_leave_before_the_run_finishes() -> None:
     run = sealed("node1", "node2")
     run.finish("node1")
     run.leave("node1")
@@ -310,7 +310,7 @@ def test_f1_a_finished_node_may_leave_and_the_run_still_finishes() -> None:
     assert run.state.phase.finished
 
 
-def test_f1_below_min_it_says_who_will_not_come() -> None:
+def test_f1_below_min_nodes_names_finished_nodes() -> None:
     run = sealed("node1", "node2")
     run.finish("node1")
     run.fail("node2")
@@ -318,7 +318,7 @@ def test_f1_below_min_it_says_who_will_not_come() -> None:
     assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not come again")
 
 
-def test_f1_finishing_twice_changes_nothing_and_a_finished_node_cannot_join() -> None:
+def test_f1_second_finish_changes_nothing_and_join_is_refused() -> None:
     run = sealed("node1", "node2")
     run.finish("node1")
     unchanged(run, Finish("node1", 1, 1))
@@ -328,7 +328,7 @@ def test_f1_finishing_twice_changes_nothing_and_a_finished_node_cannot_join() ->
     assert run.state == before
 
 
-def test_f1_one_that_was_done_before_it_heard_of_the_next_round() -> None:
+def test_f1_finish_crosses_with_a_new_round() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     step = run.do(Finish("node2", 1, 1))
@@ -345,7 +345,7 @@ def test_f1_one_that_was_done_before_it_heard_of_the_next_round() -> None:
         (Finish("node1", 1, 3), "round 3 is over; this is round 2"),
     ],
 )
-def test_e1_a_finish_of_another_round_is_refused(event: Finish, why: str) -> None:
+def test_e1_finish_of_another_round_is_refused(event: Finish, why: str) -> None:
     run = sealed("node1", "node2")
     run.rejoin("node1", "node2")
     before = run.state
@@ -354,7 +354,7 @@ def test_e1_a_finish_of_another_round_is_refused(event: Finish, why: str) -> Non
     assert run.state == before
 
 
-def test_e1_a_finish_of_an_older_round_while_gathering_is_refused() -> None:
+def test_e1_finish_of_an_older_round_is_refused_while_gathering() -> None:
     run = sealed("node1", "node2")
     run.rejoin("node1", "node2")
     run.rejoin("node1")
@@ -362,14 +362,14 @@ def test_e1_a_finish_of_an_older_round_while_gathering_is_refused() -> None:
     assert refusal(run, "node2").why == "round 1 is over; this is round 3"
 
 
-def test_f1_a_run_of_one_node_is_finished_by_the_only_one() -> None:
+def test_f1_single_node_finishes_the_run() -> None:
     run = sealed("node1", least=1)
     run.finish("node1")
     assert isinstance(run.state.phase, Closed)
     assert run.state.phase.why == "the only node of round 1 finished"
 
 
-def test_g1_no_round_while_a_told_participant_is_missing() -> None:
+def test_g1_no_round_while_a_notified_participant_is_missing() -> None:
     run = sealed("node1", "node2", "node3", rejoin_timeout_seconds=9)
     step = run.rejoin("node1", "node2", why="nodes wait")
     assert step.reason.startswith("node2 pid 2 joined again; 2 of at least 2 nodes")
@@ -385,7 +385,7 @@ def test_g1_no_round_while_a_told_participant_is_missing() -> None:
     assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"
 
 
-def test_g1_all_the_silent_are_lost_together() -> None:
+def test_g1_all_silent_nodes_are_lost_together() -> None:
     run = sealed("node1", "node2", "node3", "node4", least=1)
     run.rejoin("node1")
     run.rejoin_over()

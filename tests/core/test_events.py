@@ -40,7 +40,7 @@ from rallypoint.core.events import (
 from rallypoint.core.state import Aspect, Verdict
 
 
-def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:
+def test_e1_assignment_matches_the_round_record() -> None:
     run = Drive(2, 2)
     run.join("node1", local_world_size=2)
     run.join("node2", local_world_size=3, role="reader")
@@ -60,7 +60,7 @@ def test_e1_an_assignment_is_one_nodes_view_of_the_record() -> None:
     )
 
 
-def test_a_run_is_closed_to_a_node_with_a_verdict() -> None:
+def test_join_of_a_closed_run_gets_its_verdict() -> None:
     closed = [RunClosed(1, 1, "", "", "", verdict).finished for verdict in Verdict]
     refused = [Refused(Refusal.CLOSED, "", verdict=verdict).finished for verdict in Verdict]
     assert closed == refused == [True, False, False]
@@ -108,11 +108,11 @@ def test_messages_round_trip_by_their_tags(message: Message) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
 
 
-def test_every_kind_is_listed_here() -> None:
+def test_every_event_kind_is_listed() -> None:
     assert {type(e) for e in EVENTS} == set(Event.__args__)
     assert {type(m) for m in MESSAGES} == set(Message.__args__)
 
 
-def test_i1_a_replaced_node_is_told_that_it_must_not_come_back() -> None:
+def test_i1_replaced_node_learns_that_it_must_not_come_back() -> None:
     assert shut_out_as("a", {"a"}) is Refusal.REPLACED
     assert shut_out_as("b", {"a"}) is Refusal.FENCED

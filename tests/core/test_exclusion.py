@@ -41,7 +41,7 @@ def admitting(name: str = "node2", aspect: Aspect = Aspect.NODE) -> Admit:
 # -- live nodes -----------------------------------------------------------------------------
 
 
-def test_h1_a_live_node_loses_its_seat_and_all_are_told_why() -> None:
+def test_h1_excluded_live_node_loses_its_seat() -> None:
     run = sealed("node1", "node2", "node3")
     step = run.do(excluding())
     why = "node2 pid 2 was excluded by alice: bad memory"
@@ -71,7 +71,7 @@ def test_h1_a_live_node_loses_its_seat_and_all_are_told_why() -> None:
         (Aspect.SLOT, "id7", []),
     ],
 )
-def test_h1_nodes_are_meant_by_id_host_label_address_or_slot(
+def test_h1_exclusion_matches_id_host_label_address_or_slot(
     aspect: Aspect, name: str, out: list[str]
 ) -> None:
     nodes = [
@@ -82,7 +82,7 @@ def test_h1_nodes_are_meant_by_id_host_label_address_or_slot(
     assert [node.id for node in nodes if selects(aspect, name, node)] == out
 
 
-def test_h1_all_who_are_meant_go_at_once_whatever_they_do() -> None:
+def test_h1_exclusion_removes_all_matching_nodes_at_once() -> None:
     run = Drive(1, 2)
     run.join("node1", address="a")
     run.join("node2", address="b")
@@ -97,7 +97,7 @@ def test_h1_all_who_are_meant_go_at_once_whatever_they_do() -> None:
     assert (run.phase, run.number) == ("Gathering", 2)
 
 
-def test_h1_a_candidate_goes_and_the_last_call_may_end() -> None:
+def test_h1_excluded_candidate_may_end_the_last_call() -> None:
     run = Drive(2, 4)
     run.join("node1", "node2")
     assert run.phase == "LastCall"
@@ -106,7 +106,7 @@ def test_h1_a_candidate_goes_and_the_last_call_may_end() -> None:
     assert run.kinds("node1") == []
 
 
-def test_h1_one_that_waits_goes_without_a_new_round() -> None:
+def test_h1_excluding_a_waiting_node_opens_no_round() -> None:
     run = sealed("node1", "node3", most=3)
     run.join("node2")
     run.do(excluding())
@@ -114,14 +114,14 @@ def test_h1_one_that_waits_goes_without_a_new_round() -> None:
     assert run.sent("node1") == [WaitingChanged(1, 1, 0)]
 
 
-def test_h1_a_failing_round_is_still_charged_when_its_node_is_put_out() -> None:
+def test_h1_failing_round_counts_although_its_node_is_excluded() -> None:
     run = sealed("node1", "node2", "node3", max_restarts=5)
     run.fail("node2")
     run.do(excluding())
     assert (run.state.restarts, run.state.failing) == (1, 1)
 
 
-def test_h1_one_that_has_finished_keeps_its_place_but_does_not_join_again() -> None:
+def test_h1_excluded_finished_node_keeps_its_place() -> None:
     run = sealed("node1", "node2")
     run.do(Finish("node2", 1, 1))
     run.do(excluding())
@@ -138,7 +138,7 @@ def test_h1_one_that_has_finished_keeps_its_place_but_does_not_join_again() -> N
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_h1_who_is_kept_out_is_refused_with_who_why_and_how_long(after: int) -> None:
+def test_h1_refused_join_says_who_excluded_why_and_how_long(after: int) -> None:
     run = sealed("node1", "node2", "node3")
     run.do(excluding(seconds=3600.0))
     before = run.state
@@ -149,7 +149,7 @@ def test_h1_who_is_kept_out_is_refused_with_who_why_and_how_long(after: int) -> 
     assert step.reason.startswith(f"refused node2: {why}; ")
 
 
-def test_h1_it_is_known_beforehand_too() -> None:
+def test_h1_node_may_be_excluded_before_it_joins() -> None:
     run = Drive(1, 3)
     step = run.do(excluding("pod-3", Aspect.SLOT, seconds=60.0, why="", at=""))
     assert step.timers == (ExclusionOver(1),)
@@ -162,7 +162,7 @@ def test_h1_it_is_known_beforehand_too() -> None:
     assert run.places() == {"candidates": ["node2"]}
 
 
-def test_h1_a_new_process_in_the_slot_of_one_named_by_its_label_is_the_same_node() -> None:
+def test_h1_exclusion_by_label_covers_a_new_process_in_the_slot() -> None:
     run = Drive(1, 3)
     run.join("node1", slot="a")
     run.join("node2", slot="b")
@@ -177,7 +177,7 @@ def test_h1_a_new_process_in_the_slot_of_one_named_by_its_label_is_the_same_node
     assert run.places()["candidates"] == ["node5", "node6"]
 
 
-def test_h1_by_address_or_slot_no_other_slot_is_meant() -> None:
+def test_h1_exclusion_by_address_or_slot_covers_no_other_slot() -> None:
     run = Drive(1, 3)
     run.join("node1", slot="a", address="x")
     run.do(excluding("x", Aspect.ADDRESS))
@@ -186,7 +186,7 @@ def test_h1_by_address_or_slot_no_other_slot_is_meant() -> None:
     assert run.places() == {"candidates": ["node2"]}
 
 
-def test_h1_a_member_that_moves_to_where_nobody_is_wanted_is_put_out() -> None:
+def test_h1_member_that_moves_to_an_excluded_slot_is_excluded() -> None:
     run = sealed("node1", "node2", "node3")
     run.do(excluding("rack9", Aspect.ADDRESS))
     run.fail("node1")
@@ -199,7 +199,7 @@ def test_h1_a_member_that_moves_to_where_nobody_is_wanted_is_put_out() -> None:
     assert run.ranks() == ["node1", "node3"]
 
 
-def test_h1_a_fence_and_a_closed_run_are_told_before_an_exclusion() -> None:
+def test_h1_fence_and_close_take_precedence_over_an_exclusion() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node2")
     run.do(excluding())
@@ -210,7 +210,7 @@ def test_h1_a_fence_and_a_closed_run_are_told_before_an_exclusion() -> None:
     assert refusal(run, "node2b").refusal is Refusal.CLOSED
 
 
-def test_h1_exclusions_outlive_incarnations_and_who_is_kept_out_opens_none() -> None:
+def test_h1_exclusions_outlive_incarnations() -> None:
     run = sealed("node1", "node2")
     run.close()
     run.do(excluding(seconds=5.0))
@@ -227,7 +227,7 @@ def test_h1_exclusions_outlive_incarnations_and_who_is_kept_out_opens_none() -> 
 # -- let in again ---------------------------------------------------------------------------
 
 
-def test_h1_once_admitted_the_same_process_comes_back_as_a_newcomer() -> None:
+def test_h1_admitted_process_comes_back_as_a_newcomer() -> None:
     run = sealed("node1", "node2", "node3")
     run.do(excluding(seconds=60.0))
     run.rejoin("node1", "node3")
@@ -241,7 +241,7 @@ def test_h1_once_admitted_the_same_process_comes_back_as_a_newcomer() -> None:
     assert run.kinds("node2") == ["Parked"]
 
 
-def test_h1_it_ends_by_its_timer_and_a_late_one_changes_nothing() -> None:
+def test_h1_exclusion_ends_by_its_own_timer_only() -> None:
     run = sealed("node1", "node2", "node3")
     run.do(excluding(seconds=60.0), excluding("node3", seconds=30.0))
     assert run.step.timers[1:] == (ExclusionOver(1), ExclusionOver(2))
@@ -255,7 +255,7 @@ def test_h1_it_ends_by_its_timer_and_a_late_one_changes_nothing() -> None:
     unchanged(run, ExclusionOver(1))
 
 
-def test_h1_said_again_it_runs_anew_and_remembers_whom_it_has_put_out() -> None:
+def test_h1_repeated_exclusion_restarts_its_time() -> None:
     run = Drive(1, 3)
     run.join("node1", host="h", slot="a")
     run.do(excluding("h", seconds=60.0), excluding("other", seconds=9.0))
@@ -268,7 +268,7 @@ def test_h1_said_again_it_runs_anew_and_remembers_whom_it_has_put_out() -> None:
     assert refusal(run, "node1").why.endswith("still bad")
 
 
-def test_h1_of_too_many_the_oldest_ends() -> None:
+def test_h1_oldest_of_too_many_exclusions_ends() -> None:
     run = Drive(1, 2)
     step = advance(run.state, *(excluding(f"n{i}") for i in range(EXCLUSIONS_LIMIT)))
     assert [len(step.state.exclusions), step.state.exclusions[0].number] == [EXCLUSIONS_LIMIT, 1]
@@ -279,7 +279,7 @@ def test_h1_of_too_many_the_oldest_ends() -> None:
 # -- what a node that was not there is told -------------------------------------------------
 
 
-def test_h1_who_has_missed_it_learns_it_from_the_state() -> None:
+def test_h1_reconnected_node_learns_its_exclusion_from_the_state() -> None:
     run = sealed("node1", "node2", "node3")
     assert told(run.state, "node2") is None
     run.do(excluding("node9"), excluding())
@@ -289,6 +289,6 @@ def test_h1_who_has_missed_it_learns_it_from_the_state() -> None:
     assert told(run.state, "node2") is None
 
 
-def test_a_timer_of_no_exclusion_is_of_no_length() -> None:
+def test_timer_of_an_unknown_exclusion_has_no_length() -> None:
     state = RunState("x", exclusions=(Exclusion(1, Aspect.NODE, "n", "why", "me"),))
     assert timer_seconds(state, ExclusionOver(1)) == 0.0

@@ -42,7 +42,7 @@ def test_names_are_in_natural_order_and_few() -> None:
     assert names(seven[:5]).endswith("n5 pid 5")
 
 
-def test_a_run_that_nobody_opened() -> None:
+def test_unopened_run() -> None:
     state = RunState(run_id="demo")
     assert describe(state) == "run 'demo' has not been opened: no node has joined"
 
@@ -70,7 +70,7 @@ def test_closed_says_who_when_and_why(phase: Closed, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("target", "goal"), [(None, 4), (0, 4), (1, 2), (2, 2), (3, 3), (4, 4), (9, 4)]
 )
-def test_the_goal_is_within_the_bounds(target: int | None, goal: int) -> None:
+def test_target_is_within_the_bounds(target: int | None, goal: int) -> None:
     assert goal_of(a_settings(2, 4, target_nodes=target)) == goal
 
 
@@ -79,7 +79,7 @@ def test_numbers_of_nodes(count: int, words: str) -> None:
     assert nodes(count) == words
 
 
-def test_a_cut_connection_is_what_is_waited_for() -> None:
+def test_lost_connection_is_what_the_round_waits_for() -> None:
     run = Drive(2, 3, disconnect_grace_seconds=2)
     run.join("node1")
     run.do(Disconnected("node1"))
@@ -93,7 +93,7 @@ def test_a_cut_connection_is_what_is_waited_for() -> None:
     assert describe(run.state).endswith("; last call for up to 1 more (last_call=30 s)")
 
 
-def test_a_last_call_and_a_wait_for_a_replacement_are_told() -> None:
+def test_last_call_and_replacement_wait_are_described() -> None:
     run = Drive(1, 3, replacement_wait_seconds=5)
     run.join("node1")
     assert describe(run.state).endswith("; last call for up to 2 more (last_call=30 s)")
@@ -104,7 +104,7 @@ def test_a_last_call_and_a_wait_for_a_replacement_are_told() -> None:
     assert describe(run.state).endswith("; waiting for a replacement (replacement_wait=5)")
 
 
-def test_those_who_have_finished_are_not_waited_for() -> None:
+def test_finished_nodes_are_not_waited_for() -> None:
     run = sealed("node1", "node2", "node3")
     run.finish("node1")
     run.lose("node2")
@@ -112,7 +112,7 @@ def test_those_who_have_finished_are_not_waited_for() -> None:
     assert "; 1 have finished and will not come again" in describe(run.state)
 
 
-def test_a_round_at_work_says_who_has_finished_who_waits_and_who_is_spare() -> None:
+def test_working_round_names_finished_waiting_and_spare_nodes() -> None:
     run = sealed("node1", "node2", least=2, most=2)
     run.join("node3")
     assert describe(run.state) == "round 1 is at work with 2 nodes; 1 spare"
@@ -125,7 +125,7 @@ def test_a_round_at_work_says_who_has_finished_who_waits_and_who_is_spare() -> N
     assert describe(run.state).endswith("with 2 nodes; 1 wait for the next round")
 
 
-def test_who_will_leave_and_who_is_kept_out_are_told_in_few_words() -> None:
+def test_notices_and_exclusions_are_summarised() -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.do(Notify("node2", "spot machine", seconds=25.0))
     run.do(Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
@@ -149,7 +149,7 @@ def test_phase_names() -> None:
     assert seen == ["gathering", "gathering", "last call", "sealed", "closed"]
 
 
-def test_missing_are_those_whom_the_round_waits_for() -> None:
+def test_missing_nodes_are_those_the_round_waits_for() -> None:
     run = sealed("node1", "node2", "node3")
     assert missing(run.state) == ()
     run.rejoin("node1")

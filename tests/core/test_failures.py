@@ -37,7 +37,7 @@ from rallypoint.core.state import (
 # -- B1: the budget -----------------------------------------------------------------------
 
 
-def test_b1_a_failing_worker_opens_a_round_and_uses_up_the_budget() -> None:
+def test_b1_worker_failure_opens_a_round_and_uses_the_budget() -> None:
     run = sealed("node1", "node2", max_restarts=1)
     step = run.fail("node1", a_failure("node1", code=3))
     why = "a worker failed: rank 0 (local 0) on node1: exit code 3"
@@ -66,7 +66,7 @@ def test_b1_a_failing_worker_opens_a_round_and_uses_up_the_budget() -> None:
     assert closed.verdict is Verdict.BUDGET
 
 
-def test_b1_the_first_failure_of_a_row_is_kept_until_the_row_is_over() -> None:
+def test_b1_first_of_consecutive_failures_is_kept() -> None:
     run = sealed("node1", "node2", "node3")
     for code in (3, 4, 5):
         run.fail("node1", a_failure("node1", code=code))
@@ -83,7 +83,7 @@ def test_b1_the_first_failure_of_a_row_is_kept_until_the_row_is_over() -> None:
     assert run.state.failing == 1
 
 
-def test_b1_all_nodes_are_told_how_many_rounds_have_failed_in_a_row() -> None:
+def test_b1_all_nodes_learn_the_number_of_consecutive_failures() -> None:
     run = sealed("node1", "node2")
     assert assignment(run.record, 0).failing == 0
     for count in (1, 2, 3):
@@ -92,7 +92,7 @@ def test_b1_all_nodes_are_told_how_many_rounds_have_failed_in_a_row() -> None:
         assert [assignment(run.record, rank).failing for rank in (0, 1)] == [count, count]
 
 
-def test_b1_a_round_that_works_steadily_ends_a_row() -> None:
+def test_b1_steady_round_resets_consecutive_failures() -> None:
     run = sealed("node1", "node2", steady_after_seconds=7.0)
     assert list(run.step.timers) == []
     run.fail("node1", a_failure("node1", code=3))
@@ -112,7 +112,7 @@ def test_b1_a_round_that_works_steadily_ends_a_row() -> None:
     assert (run.state.failing, [f.exit_code for f in run.state.failures]) == (1, [4])
 
 
-def test_b1_a_loss_that_explains_a_failure_takes_it_from_its_row() -> None:
+def test_b1_explained_failure_is_not_counted_as_consecutive() -> None:
     run = sealed("node1", "node2", "node3")
     run.fail("node1")
     run.rejoin("node1", "node2", "node3")
@@ -122,7 +122,7 @@ def test_b1_a_loss_that_explains_a_failure_takes_it_from_its_row() -> None:
     assert (run.state.failing, run.state.restarts) == (1, 1)
 
 
-def test_b1_none_is_no_limit_and_membership_changes_cost_nothing() -> None:
+def test_b1_no_budget_is_no_limit_and_membership_changes_are_free() -> None:
     run = sealed("node1", "node2", "node3")
     for _ in range(5):
         run.fail("node1")
@@ -133,7 +133,7 @@ def test_b1_none_is_no_limit_and_membership_changes_cost_nothing() -> None:
     assert run.state.restarts == 5
 
 
-def test_b1_leaving_and_coming_back_does_not_refill_it() -> None:
+def test_b1_leaving_and_rejoining_does_not_refill_the_budget() -> None:
     run = sealed("node1", "node2", least=1, most=2, max_restarts=1)
     run.fail("node1")
     run.leave("node1")
@@ -144,7 +144,7 @@ def test_b1_leaving_and_coming_back_does_not_refill_it() -> None:
     assert run.phase == "Closed"
 
 
-def test_b1_later_failures_of_the_round_are_consequences_and_counted_once() -> None:
+def test_b1_failures_of_one_round_count_once() -> None:
     run = sealed("node1", "node2", max_restarts=9)
     run.fail("node1", a_failure("node1", code=1))
     run.fail("node2", a_failure("node2", code=2), number=1)
@@ -157,7 +157,7 @@ def test_b1_later_failures_of_the_round_are_consequences_and_counted_once() -> N
     assert run.state.failures[0].exit_code == 1
 
 
-def test_b1_a_failure_after_a_loss_is_a_consequence_and_costs_nothing() -> None:
+def test_b1_failure_after_a_loss_costs_nothing() -> None:
     run = sealed("node1", "node2", "node3", max_restarts=0)
     run.lose("node3")
     run.fail("node2", a_failure("node2", code=7), number=1)
@@ -165,7 +165,7 @@ def test_b1_a_failure_after_a_loss_is_a_consequence_and_costs_nothing() -> None:
     assert (run.state.restarts, run.phase) == (0, "Gathering")
 
 
-def test_b1_failures_after_a_loss_are_not_mixed_with_those_of_an_older_round() -> None:
+def test_b1_failures_of_different_rounds_are_kept_separate() -> None:
     run = sealed("node1", "node2", "node3")
     run.fail("node1", a_failure("node1", code=1))
     run.rejoin("node1", "node2", "node3")
@@ -176,7 +176,7 @@ def test_b1_failures_after_a_loss_are_not_mixed_with_those_of_an_older_round() -
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
-def test_b1_as_many_failing_rounds_as_the_budget_and_not_one_more(budget: int) -> None:
+def test_b1_budget_allows_exactly_its_number_of_failing_rounds(budget: int) -> None:
     run = sealed("node1", "node2", max_restarts=budget)
     for count in range(1, budget + 1):
         run.fail("node1")
@@ -207,7 +207,7 @@ def assert_closed_by_the_failure(run: Drive, number: int = 2) -> None:
 
 
 @pytest.mark.parametrize("gone", ["node2", "node3"])
-def test_b1_a_node_lost_without_a_word_is_known_after_the_failure_and_nothing_is_used_up(
+def test_b1_silent_loss_noticed_after_the_failure_costs_nothing(
     gone: str,
 ) -> None:
     run = spent("node1", "node2", "node3")
@@ -221,7 +221,7 @@ def test_b1_a_node_lost_without_a_word_is_known_after_the_failure_and_nothing_is
     assert (run.ranks(), run.record.restarts) == (["node1", left], 0)
 
 
-def test_b1_the_failures_that_a_silent_loss_caused_are_charged_once_all_are_back() -> None:
+def test_b1_failure_is_charged_once_all_nodes_are_back() -> None:
     run = spent("node1", "node2", "node3")
     run.rejoin("node2", "node3")
     assert run.phase == "Gathering"
@@ -232,7 +232,7 @@ def test_b1_the_failures_that_a_silent_loss_caused_are_charged_once_all_are_back
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
-def test_b1_too_few_nodes_do_not_keep_a_run_open_whose_budget_is_passed(least: int) -> None:
+def test_b1_spent_budget_closes_the_run_even_with_too_few_nodes(least: int) -> None:
     run = spent("node1", "node2", "node3", least=least)
     run.leave("node2")
     run.leave("node3")
@@ -240,7 +240,7 @@ def test_b1_too_few_nodes_do_not_keep_a_run_open_whose_budget_is_passed(least: i
     assert_closed_by_the_failure(run)
 
 
-def test_b1_it_is_passed_too_when_all_leave_or_finish() -> None:
+def test_b1_budget_is_checked_when_all_leave_or_finish() -> None:
     run = spent("node1", "node2")
     run.leave("node1")
     run.do(Finish("node2", 1, 1))
@@ -248,13 +248,13 @@ def test_b1_it_is_passed_too_when_all_leave_or_finish() -> None:
     assert run.kinds("node2") == ["RunClosed"]
 
 
-def test_b1_a_single_node_that_fails_is_asked_for_once_more() -> None:
+def test_b1_single_node_gets_another_round_after_a_failure() -> None:
     run = spent("node1")
     run.rejoin("node1")
     assert_closed_by_the_failure(run)
 
 
-def test_b1_newcomers_and_a_last_call_do_not_let_it_begin_anew() -> None:
+def test_b1_newcomers_do_not_reset_the_budget() -> None:
     run = spent("node1", "node2")
     run.join("node3", "node4", "node5")
     run.do(Disconnected("node3"))
@@ -269,7 +269,7 @@ def test_b1_newcomers_and_a_last_call_do_not_let_it_begin_anew() -> None:
 
 @pytest.mark.parametrize("cut", ["node1", "node2", "node3"], ids=["who fails", "one", "another"])
 @pytest.mark.parametrize("budget", [None, 0, 1])
-def test_b1_a_failure_while_a_participant_is_cut_is_charged_until_that_is_lost(
+def test_b1_failure_is_charged_until_a_disconnected_participant_is_lost(
     cut: str, budget: int | None
 ) -> None:
     run = sealed("node1", "node2", "node3", max_restarts=budget)
@@ -285,7 +285,7 @@ def test_b1_a_failure_while_a_participant_is_cut_is_charged_until_that_is_lost(
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["back", "lost"])
-def test_b1_nothing_is_judged_while_one_that_came_is_cut(back: bool) -> None:
+def test_b1_budget_is_not_checked_while_a_node_is_disconnected(back: bool) -> None:
     run = spent("node1", "node2", "node3")
     run.rejoin("node3")
     run.do(Disconnected("node3"))
@@ -300,7 +300,7 @@ def test_b1_nothing_is_judged_while_one_that_came_is_cut(back: bool) -> None:
 
 
 @pytest.mark.parametrize("place", ["waiting", "spares", "finished"])
-def test_b1_who_does_not_work_is_no_excuse_for_a_failure(place: str) -> None:
+def test_b1_loss_of_a_non_participant_excuses_no_failure(place: str) -> None:
     run = sealed(
         "node1", "node2", "node3", least=1, most=3 if place == "spares" else 4, max_restarts=0
     )
@@ -320,7 +320,7 @@ def test_b1_who_does_not_work_is_no_excuse_for_a_failure(place: str) -> None:
     assert run.phase == "Closed"
 
 
-def test_b1_a_connection_that_is_back_is_no_excuse_either() -> None:
+def test_b1_restored_connection_does_not_excuse_a_failure() -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.do(Disconnected("node2"), Reconnected("node2"))
     run.fail("node1")
@@ -328,7 +328,7 @@ def test_b1_a_connection_that_is_back_is_no_excuse_either() -> None:
     assert run.phase == "Closed"
 
 
-def test_b1_one_that_was_cut_and_is_back_lets_the_failure_count() -> None:
+def test_b1_failure_counts_once_the_disconnected_node_is_back() -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.do(Disconnected("node2"))
     run.fail("node1")
@@ -339,7 +339,7 @@ def test_b1_one_that_was_cut_and_is_back_lets_the_failure_count() -> None:
     assert run.phase == "Closed"
 
 
-def test_b1_a_lower_budget_of_who_opens_a_deserted_run_closes_nothing_by_itself() -> None:
+def test_b1_lower_budget_of_a_new_opener_closes_nothing() -> None:
     run = sealed("node1", least=1, most=1, max_restarts=5)
     for _ in range(3):
         run.fail("node1")
@@ -355,9 +355,7 @@ def test_b1_a_lower_budget_of_who_opens_a_deserted_run_closes_nothing_by_itself(
 @pytest.mark.parametrize("cause", list(Cause))
 @pytest.mark.parametrize("gone", ["node1", "node2", "node3"])
 @pytest.mark.parametrize("rejoined", [False, True])
-def test_b1_a_charge_is_given_back_once_when_a_member_is_lost(
-    cause: Cause, gone: str, rejoined: bool
-) -> None:
+def test_b1_lost_member_refunds_a_restart_once(cause: Cause, gone: str, rejoined: bool) -> None:
     run = sealed("node1", "node2", "node3", least=1, max_restarts=2)
     run.fail("node1")
     run.rejoin("node1", "node2", "node3")
@@ -377,7 +375,7 @@ def test_b1_a_charge_is_given_back_once_when_a_member_is_lost(
     assert run.record.restarts == 1
 
 
-def test_b1_rejoin_timeout_and_a_replacement_give_it_back_too() -> None:
+def test_b1_rejoin_timeout_and_replacement_refund_a_restart() -> None:
     run = sealed("node1", "node2", least=1, max_restarts=1)
     run.fail("node1")
     run.rejoin("node1")
@@ -392,7 +390,7 @@ def test_b1_rejoin_timeout_and_a_replacement_give_it_back_too() -> None:
 
 
 @pytest.mark.parametrize("gone", ["waited", "came", "spare", "finished"])
-def test_b1_only_the_loss_of_a_member_gives_it_back(gone: str) -> None:
+def test_b1_only_the_loss_of_a_member_refunds_a_restart(gone: str) -> None:
     run = sealed("node1", "node2", "finished", least=1, most=4, max_restarts=1)
     run.join("waited", "spare")
     run.fail("node1")
@@ -404,7 +402,7 @@ def test_b1_only_the_loss_of_a_member_gives_it_back(gone: str) -> None:
 
 
 @pytest.mark.parametrize("gone", ["node1", "node2"])
-def test_b1_a_leave_gives_nothing_back_nor_does_a_loss_after_the_sealing(gone: str) -> None:
+def test_b1_leave_and_late_loss_refund_nothing(gone: str) -> None:
     run = sealed("node1", "node2", "node3", least=1, max_restarts=1)
     run.fail("node1")
     run.leave(gone)
@@ -415,7 +413,7 @@ def test_b1_a_leave_gives_nothing_back_nor_does_a_loss_after_the_sealing(gone: s
     assert run.state.restarts == 1
 
 
-def test_b1_what_was_given_back_can_be_spent_again() -> None:
+def test_b1_refunded_restart_can_be_used_again() -> None:
     run = sealed("node1", "node2", "node3", least=1, max_restarts=1)
     run.fail("node1")
     run.lose("node3")
@@ -428,7 +426,7 @@ def test_b1_what_was_given_back_can_be_spent_again() -> None:
     assert run.phase == "Closed"
 
 
-def test_b1_a_loss_after_the_budget_was_used_up_opens_nothing() -> None:
+def test_b1_loss_after_a_spent_budget_opens_no_round() -> None:
     run = spent("node1", "node2")
     run.rejoin("node1", "node2")
     unchanged(run, Lost("node2", Cause.LEASE))
@@ -444,19 +442,19 @@ def stale_failures() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fields", stale_failures().values(), ids=stale_failures())
-def test_e1_a_stale_failure_changes_nothing(fields: dict[str, Any]) -> None:
+def test_e1_stale_failure_changes_nothing(fields: dict[str, Any]) -> None:
     run = sealed("node1", "node2")
     unchanged(run, Fail(failure=a_failure(), **fields))
 
 
-def test_e1_a_stale_failure_while_gathering_changes_nothing() -> None:
+def test_e1_stale_failure_changes_nothing_while_gathering() -> None:
     run = sealed("node1", "node2")
     run.rejoin("node1")
     unchanged(run, Fail("node2", 1, 2, a_failure()))
     unchanged(run, Fail("node1", 1, 1, a_failure()))  # has joined again already
 
 
-def test_a_join_by_itself_opens_a_run() -> None:
+def test_first_join_opens_a_run() -> None:
     run = Drive(1, 1)
     step = run.do(Join(node=run.joining("solo").node, settings=a_settings(1, 1)))
     assert step.state.opened_by == "solo id solo"
@@ -475,7 +473,7 @@ def failing(run: Drive, name: str = "node2", times: int = 1, **failure: Any) -> 
     return run
 
 
-def test_h1_a_node_that_fails_too_often_is_kept_out_for_a_while() -> None:
+def test_h1_node_that_fails_too_often_is_excluded_for_a_time() -> None:
     run = failing(sealed(*NAMES, quarantine_failures=2, quarantine_time_seconds=90.0))
     assert (run.phase, run.number, run.state.exclusions) == ("Sealed", 2, ())
     failing(run, code=3, at="noon")
@@ -499,13 +497,13 @@ def test_h1_a_node_that_fails_too_often_is_kept_out_for_a_while() -> None:
     assert run.kinds("node2") == ["Parked"]
 
 
-def test_h1_without_the_setting_nobody_is() -> None:
+def test_h1_no_quarantine_without_the_setting() -> None:
     run = failing(sealed(*NAMES), times=6)
     assert (run.number, run.state.exclusions) == (7, ())
     assert len(run.state.strikes) == 6
 
 
-def test_h1_each_node_is_counted_for_itself_and_only_who_ended_the_round() -> None:
+def test_h1_only_the_node_that_ended_the_round_gets_a_strike() -> None:
     run = sealed(*NAMES, quarantine_failures=2)
     for name, other in (("node1", "node2"), ("node2", "node3"), ("node3", "node1")):
         run.fail(name)
@@ -517,7 +515,7 @@ def test_h1_each_node_is_counted_for_itself_and_only_who_ended_the_round() -> No
     assert [s.name for s in run.state.strikes] == ["node2", "node3"]
 
 
-def test_h1_only_the_last_rounds_count() -> None:
+def test_h1_only_recent_rounds_count() -> None:
     run = failing(sealed(*NAMES, quarantine_failures=2))
     for _ in range(QUARANTINE_ROUNDS - 2):
         run.rejoin(*NAMES)
@@ -532,7 +530,7 @@ def test_h1_only_the_last_rounds_count() -> None:
     assert run.state.strikes == (Strike(Aspect.ADDRESS, "node2", QUARANTINE_ROUNDS + 1),)
 
 
-def test_h1_b1_workers_that_failed_because_a_node_was_lost_are_not_to_blame() -> None:
+def test_h1_b1_failures_caused_by_a_lost_node_are_no_strikes() -> None:
     run = sealed(*NAMES, quarantine_failures=1)
     run.fail("node2")
     run.rejoin("node1", "node2")
@@ -543,14 +541,14 @@ def test_h1_b1_workers_that_failed_because_a_node_was_lost_are_not_to_blame() ->
     assert [x.name for x in run.state.exclusions] == ["node2"]
 
 
-def test_h1_a_loss_takes_back_the_last_strike_alone() -> None:
+def test_h1_loss_removes_only_the_last_strike() -> None:
     run = failing(sealed(*NAMES, quarantine_failures=9))
     run.fail("node2")
     run.lose("node3")
     assert run.state.strikes == (Strike(Aspect.ADDRESS, "node2", 1),)
 
 
-def test_h1_nobody_is_judged_while_a_connection_is_cut() -> None:
+def test_h1_no_strike_while_a_node_is_disconnected() -> None:
     run = sealed(*NAMES, quarantine_failures=1)
     run.fail("node2")
     run.rejoin("node1", "node2")
@@ -561,7 +559,7 @@ def test_h1_nobody_is_judged_while_a_connection_is_cut() -> None:
     assert run.ranks() == ["node1", "node3"]
 
 
-def test_h1_one_that_has_gone_by_then_is_kept_out_all_the_same() -> None:
+def test_h1_departed_node_is_excluded_too() -> None:
     run = sealed(*NAMES, quarantine_failures=1)
     run.fail("node2")
     run.leave("node2")
@@ -571,7 +569,7 @@ def test_h1_one_that_has_gone_by_then_is_kept_out_all_the_same() -> None:
     assert refusal(run, "node4").refusal is Refusal.EXCLUDED
 
 
-def test_h1_an_older_failure_is_not_judged_again_by_another_round() -> None:
+def test_h1_failure_counts_for_one_round_only() -> None:
     run = failing(sealed(*NAMES, least=1, quarantine_failures=2))
     run.fail("node1")
     run.rejoin(*NAMES)
@@ -580,12 +578,12 @@ def test_h1_an_older_failure_is_not_judged_again_by_another_round() -> None:
     assert run.state.exclusions == ()
 
 
-def test_h1_a_spent_budget_closes_the_run_and_keeps_nobody_out() -> None:
+def test_h1_spent_budget_closes_the_run_and_excludes_nobody() -> None:
     run = failing(sealed(*NAMES, quarantine_failures=1, max_restarts=0))
     assert (run.phase, run.state.exclusions) == ("Closed", ())
 
 
-def test_h1_a_node_is_known_by_its_slot_else_its_address_else_its_id() -> None:
+def test_h1_node_is_identified_by_slot_address_or_id() -> None:
     run = Drive(1, 3)
     run.join("node1", slot="a", address="x")
     run.join("node2", address="y")
@@ -600,7 +598,7 @@ def test_h1_a_node_is_known_by_its_slot_else_its_address_else_its_id() -> None:
     ]
 
 
-def test_h1_a_new_process_in_the_same_place_is_the_same_node() -> None:
+def test_h1_new_process_in_the_same_slot_is_the_same_node() -> None:
     run = Drive(1, 2, quarantine_failures=2)
     run.join("node1", slot="a")
     run.join("node2", slot="b")
@@ -611,7 +609,7 @@ def test_h1_a_new_process_in_the_same_place_is_the_same_node() -> None:
 
 
 @pytest.mark.parametrize("name", ["node1", "node2"])
-def test_h1_below_min_nodes_the_others_wait_for_another_node(name: str) -> None:
+def test_h1_others_wait_for_a_node_when_below_min_nodes(name: str) -> None:
     run = failing(sealed("node1", "node2", quarantine_failures=1), name)
     assert run.phase == "Gathering"
     assert "1 of at least 2 nodes have joined" in run.step.reason
@@ -619,14 +617,14 @@ def test_h1_below_min_nodes_the_others_wait_for_another_node(name: str) -> None:
     assert run.phase == "Sealed"
 
 
-def test_h1_a_run_opened_afresh_has_no_strikes() -> None:
+def test_h1_reopened_run_has_no_strikes() -> None:
     run = failing(sealed(*NAMES, quarantine_failures=5))
     run.close()
     run.do(run.joining("node1", new_incarnation=True))
     assert run.state.strikes == ()
 
 
-def test_who_is_not_kept_out_is_not_spoken_of() -> None:
+def test_message_names_only_excluded_nodes() -> None:
     once = failing(sealed(*NAMES, quarantine_failures=2))  # round 2 is at work
     assert once.do(Beat("node1")).reason == describe(once.state)
     once.fail("node3")  # another one's first

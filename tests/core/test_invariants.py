@@ -113,7 +113,7 @@ def test_planted_states_are_caught(state: RunState, sentence: str) -> None:
     assert any(text.startswith(sentence) for text in check_state(state)), check_state(state)
 
 
-def test_good_states_are_good() -> None:
+def test_valid_states_pass() -> None:
     closed = advance(GOOD, Close("alice", "enough")).state
     noticed = advance(GOOD, Notify("node2", "why")).state
     done = advance(GOOD, Finish("node2", 1, 1), Exclude(Aspect.NODE, "node2", "", "me")).state
@@ -154,12 +154,12 @@ def test_planted_steps_are_caught(before: RunState, after: RunState, sentence: s
     assert sentence in check_step(before, after, ())
 
 
-def test_a_fence_may_be_forgotten_when_the_list_is_full() -> None:
+def test_oldest_fence_is_forgotten_when_the_list_is_full() -> None:
     before, after = full(*range(FENCED_LIMIT)), full(*range(1, FENCED_LIMIT + 1))
     assert check_step(before, after, ()) == []
 
 
-def test_a_new_incarnation_may_follow_a_closed_one() -> None:
+def test_new_incarnation_may_follow_a_closed_one() -> None:
     assert check_step(CLOSED, change(NEXT, incarnation=2), ()) == []
 
 
@@ -183,7 +183,7 @@ STANDS = {
 
 
 @pytest.mark.parametrize(("after", "record", "good"), STANDS.values(), ids=STANDS)
-def test_only_a_round_that_stands_is_told(after: RunState, record: Round, good: bool) -> None:
+def test_only_a_current_round_is_sent(after: RunState, record: Round, good: bool) -> None:
     number = record.number
     expected = [] if good else [f"nodes were told of round {number}, which does not stand"]
     before = change(RunState(run_id="demo"), fenced=after.fenced)

@@ -26,7 +26,7 @@ from rallypoint.core.state import Aspect, Closed, Newcomers, Standing
 # -- L2, H1, F1: who is refused whatever it asks --------------------------------------------
 
 
-def test_l2_a_fenced_id_is_refused_before_anything_else() -> None:
+def test_l2_fenced_id_is_refused_first() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     run.close()
@@ -34,7 +34,7 @@ def test_l2_a_fenced_id_is_refused_before_anything_else() -> None:
     assert refusal(run, "node3").refusal is Refusal.FENCED
 
 
-def test_h1_one_that_is_kept_out_is_refused() -> None:
+def test_h1_join_of_an_excluded_node_is_refused() -> None:
     run = sealed("node1", "node2")
     run.do(Exclude(Aspect.NODE, "node3", "why", "alice"))
     before = run.state
@@ -43,7 +43,7 @@ def test_h1_one_that_is_kept_out_is_refused() -> None:
     assert run.state == before
 
 
-def test_f1_one_that_has_finished_is_refused() -> None:
+def test_f1_join_of_a_finished_node_is_refused() -> None:
     run = sealed("node1", "node2")
     run.finish("node1")
     run.join("node1")
@@ -54,14 +54,14 @@ def test_f1_one_that_has_finished_is_refused() -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["node2"]], ids=["gathering", "last call"])
-def test_j1_a_join_makes_a_candidate_and_again_changes_nothing(others: list[str]) -> None:
+def test_j1_join_is_idempotent_while_gathering(others: list[str]) -> None:
     run = Drive(2, 4)
     run.join("node1", *others)
     assert run.places() == {"candidates": ["node1", *others]}
     unchanged(run, run.joining("node1"))
 
 
-def test_j1_joining_again_after_the_answer_was_lost_gives_the_same_record() -> None:
+def test_j1_repeated_join_gives_the_same_record() -> None:
     run = sealed("node1", "node2")
     before = run.state
     run.join("node1", after=0)
@@ -73,14 +73,14 @@ def test_j1_joining_again_after_the_answer_was_lost_gives_the_same_record() -> N
     assert run.sent("node1") == [RoundSealed(run.record), WaitingChanged(1, 1, 1)]
 
 
-def test_j1_a_candidate_of_a_later_round_asks_again() -> None:
+def test_j1_candidate_of_a_later_round_joins_again() -> None:
     run = sealed("node1", "node2", "node3")
     run.rejoin("node1")
     unchanged(run, run.joining("node1", after=1))
 
 
 @pytest.mark.parametrize(("names", "spare"), [(["node1", "node2"], False), (["a", "b"], True)])
-def test_j1_n1_who_waits_and_asks_again_is_told_so(names: list[str], spare: bool) -> None:
+def test_j1_n1_repeated_join_of_a_waiting_node_is_answered(names: list[str], spare: bool) -> None:
     run = sealed(*names, most=2 if spare else 4)
     run.join("node9")
     before = run.state
@@ -107,7 +107,7 @@ def test_j6_other_bounds_are_refused_naming_both_and_the_opener(least: int, most
     assert step.reason.startswith(f"refused node2: min_nodes={least}")
 
 
-def test_j6_only_the_bounds_must_agree_the_openers_other_settings_stand() -> None:
+def test_j6_only_bounds_must_agree() -> None:
     run = Drive(2, 4)
     run.join("node1")
     run.join("node2", settings=a_settings(2, 4, last_call_seconds=1, max_restarts=9))
@@ -115,7 +115,7 @@ def test_j6_only_the_bounds_must_agree_the_openers_other_settings_stand() -> Non
     assert run.phase == "LastCall"
 
 
-def test_j6_bounds_can_be_set_anew_when_no_live_node_is_left() -> None:
+def test_j6_bounds_can_change_without_live_nodes() -> None:
     run = Drive(2, 4)
     run.join("node1")
     run.leave("node1")
@@ -124,7 +124,7 @@ def test_j6_bounds_can_be_set_anew_when_no_live_node_is_left() -> None:
     assert run.state.opened_by == "node2 pid 2"
 
 
-def test_j6_holds_while_a_finished_node_is_there() -> None:
+def test_j6_bounds_hold_while_a_finished_node_exists() -> None:
     run = sealed("node1", "node2")
     run.finish("node1")
     run.leave("node2")
@@ -135,7 +135,7 @@ def test_j6_holds_while_a_finished_node_is_there() -> None:
 # -- N1, N2: a round is at work -----------------------------------------------------------
 
 
-def test_n1_a_newcomer_waits_while_there_is_room_and_is_a_spare_when_there_is_none() -> None:
+def test_n1_newcomer_waits_or_is_a_spare() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3")
     assert run.places() == {"participants": ["node1", "node2"], "waiting": ["node3"]}
@@ -155,7 +155,7 @@ def test_n1_a_newcomer_waits_while_there_is_room_and_is_a_spare_when_there_is_no
 
 
 @pytest.mark.cases("case-C4")
-def test_a_node_after_the_last_call_comes_in_with_the_next_round() -> None:
+def test_node_after_the_last_call_joins_the_next_round() -> None:
     run = sealed("node1", "node2")
     run.join("late")
     assert run.kinds("late") == ["Parked"]
@@ -164,7 +164,7 @@ def test_a_node_after_the_last_call_comes_in_with_the_next_round() -> None:
 
 
 @pytest.mark.cases("case-E3")
-def test_n1_the_fifth_of_four_is_a_spare() -> None:
+def test_n1_fifth_of_four_nodes_is_a_spare() -> None:
     run = sealed("node1", "node2", "node3", "node4", least=4, most=4)
     run.join("node5")
     assert run.places()["spares"] == ["node5"]
@@ -174,7 +174,7 @@ def test_n1_the_fifth_of_four_is_a_spare() -> None:
     assert run.ranks() == ["node1", "node5", "node3", "node4"]
 
 
-def test_n2_a_participant_that_joins_again_opens_a_round_and_all_are_told_why() -> None:
+def test_n2_rejoining_participant_opens_a_round() -> None:
     run = sealed("node1", "node2")
     step = run.rejoin("node1", why="nodes wait")
     why = "node1 pid 1 asked for a new round: nodes wait"
@@ -187,19 +187,19 @@ def test_n2_a_participant_that_joins_again_opens_a_round_and_all_are_told_why() 
     assert (run.number, run.state.opening) == (2, "")
 
 
-def test_n2_without_a_reason_there_still_is_one() -> None:
+def test_n2_rejoin_without_a_reason_gets_a_default() -> None:
     run = sealed("node1", "node2")
     run.rejoin("node1")
     assert run.state.opening == "node1 pid 1 asked for a new round: it joined again"
 
 
-def test_n2_uses_up_no_budget() -> None:
+def test_n2_rejoin_uses_no_budget() -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.rejoin("node1", "node2")
     assert (run.number, run.state.restarts) == (2, 0)
 
 
-def test_n2_a_rejoin_brings_a_new_port_but_keeps_slot_and_hint() -> None:
+def test_n2_rejoin_keeps_slot_and_hint() -> None:
     run = Drive(2, 2)
     run.join("node1", slot="s1", node_rank=1)
     run.join("node2")
@@ -212,7 +212,7 @@ def test_n2_a_rejoin_brings_a_new_port_but_keeps_slot_and_hint() -> None:
     assert (seat.node.slot, seat.node.node_rank) == ("s1", 1)
 
 
-def test_j6_a_newcomer_with_other_shared_settings_is_told_which_hold() -> None:
+def test_j6_newcomer_with_other_settings_learns_which_apply() -> None:
     run = sealed("node1", "node2", most=3)
     other = msgspec.structs.replace(run.settings, lease_seconds=5.0, max_restarts=7)
     step = run.do(msgspec.structs.replace(run.joining("node3"), settings=other))
@@ -225,7 +225,7 @@ def test_j6_a_newcomer_with_other_shared_settings_is_told_which_hold() -> None:
     assert not [s for s in step.messages if isinstance(s.message, SettingsHeld)]
 
 
-def test_j6_a_newcomer_that_stops_longer_than_the_run_allows_is_told_what_that_means() -> None:
+def test_j6_newcomer_with_a_long_stop_grace_is_warned() -> None:
     run = sealed("node1", "node2", most=4)
     held = run.settings.rejoin_timeout_seconds
     for name, rejoin in (("node3", held + 270), ("node4", held / 2)):
@@ -237,7 +237,7 @@ def test_j6_a_newcomer_that_stops_longer_than_the_run_allows_is_told_what_that_m
         assert why.endswith(means) is (name == "node3")
 
 
-def test_j6_a_newcomer_that_admits_otherwise_is_told() -> None:
+def test_j6_newcomer_with_another_admission_is_notified() -> None:
     run = Drive(1, 3)
     mine = msgspec.structs.replace(run.settings, admit=Newcomers.CHECKPOINT)
     run.do(msgspec.structs.replace(run.joining("node1"), settings=mine))
@@ -256,7 +256,7 @@ def test_j6_a_newcomer_that_admits_otherwise_is_told() -> None:
 
 
 @pytest.mark.parametrize("place", ["candidates", "participants", "waiting", "spares"])
-def test_i1_the_same_slot_replaces_at_once_and_fences_the_old_one(place: str) -> None:
+def test_i1_same_slot_replaces_and_fences_the_old_node(place: str) -> None:
     run = Drive(2, 3)
     if place == "candidates":
         run.join("old", slot="pod-1")
@@ -278,7 +278,7 @@ def test_i1_the_same_slot_replaces_at_once_and_fences_the_old_one(place: str) ->
     assert step.messages
 
 
-def test_i1_one_that_was_replaced_is_refused_for_good() -> None:
+def test_i1_replaced_node_is_refused_permanently() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("a", slot="s0")
     run.join("b", slot="s0")
@@ -287,7 +287,7 @@ def test_i1_one_that_was_replaced_is_refused_for_good() -> None:
     assert "b" in {**again.state.waiting, **again.state.candidates}
 
 
-def test_i1_n1_a_replacement_waits_where_the_old_one_waited_before_any_spare() -> None:
+def test_i1_n1_replacement_takes_the_place_of_a_waiting_node() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("old", slot="pod-1")
     run.join("spare")
@@ -297,7 +297,7 @@ def test_i1_n1_a_replacement_waits_where_the_old_one_waited_before_any_spare() -
     assert run.sent("spare") == []
 
 
-def test_i1_n1_when_one_replaces_two_that_waited_the_first_spare_waits_too() -> None:
+def test_i1_n1_first_spare_waits_when_one_node_replaces_two() -> None:
     run = sealed("node1", "node2", most=4)
     run.join("a", slot="s0")
     run.join("b", node_rank=1)
@@ -308,7 +308,7 @@ def test_i1_n1_when_one_replaces_two_that_waited_the_first_spare_waits_too() -> 
     assert run.sent("node1")[-1] == WaitingChanged(1, 1, 2)
 
 
-def test_i1_a_replacement_takes_rank_and_standing_of_a_participant() -> None:
+def test_i1_replacement_takes_the_rank_of_a_participant() -> None:
     run = Drive(2, 3)
     run.join("a", slot="s0")
     run.join("b", slot="s1")
@@ -324,7 +324,7 @@ def test_i1_a_replacement_takes_rank_and_standing_of_a_participant() -> None:
     assert run.places()["spares"] == ["spare"]
 
 
-def test_i1_a_finished_node_keeps_no_slot() -> None:
+def test_i1_finished_node_keeps_no_slot() -> None:
     for batch in (False, True):
         run = Drive(2, 2)
         run.join("a", slot="s0")
@@ -341,7 +341,7 @@ def test_i1_a_finished_node_keeps_no_slot() -> None:
 
 
 @pytest.mark.cases("case-E2")
-def test_r1_a_duplicate_hint_is_refused_naming_both() -> None:
+def test_r1_duplicate_hint_error_names_both_nodes() -> None:
     run = Drive(2, 3)
     run.join("node1", node_rank=1)
     before = run.state
@@ -356,7 +356,7 @@ def test_r1_a_duplicate_hint_is_refused_naming_both() -> None:
     assert run.ranks() == ["node2", "node1"]
 
 
-def test_r1_a_duplicate_hint_is_refused_even_with_another_nodes_slot() -> None:
+def test_r1_duplicate_hint_is_refused_even_with_another_slot() -> None:
     run = Drive(3, 3)
     run.join("a", slot="s0", node_rank=0)
     run.join("b", slot="s1", node_rank=1)
@@ -368,7 +368,7 @@ def test_r1_a_duplicate_hint_is_refused_even_with_another_nodes_slot() -> None:
     assert run.places() == {"candidates": ["b", "c"]}
 
 
-def test_i1_a_hint_of_one_whose_connection_is_cut_replaces_it() -> None:
+def test_i1_same_hint_replaces_a_disconnected_node() -> None:
     run = Drive(2, 2)
     run.join("a", node_rank=0)
     run.join("b", node_rank=1)
@@ -379,7 +379,7 @@ def test_i1_a_hint_of_one_whose_connection_is_cut_replaces_it() -> None:
     assert run.ranks() == ["a", "b2"]
 
 
-def test_i1_slot_of_one_and_hint_of_another_cut_one_replace_both() -> None:
+def test_i1_newcomer_may_replace_two_nodes_by_slot_and_hint() -> None:
     run = Drive(3, 3)
     run.join("a", slot="s0")
     run.join("b", node_rank=1)
@@ -392,7 +392,7 @@ def test_i1_slot_of_one_and_hint_of_another_cut_one_replace_both() -> None:
 # -- C1, case-C7: closed, and opened again ----------------------------------------------------
 
 
-def test_c1_every_join_is_refused_with_who_when_and_why() -> None:
+def test_c1_refused_join_says_who_closed_the_run_when_and_why() -> None:
     run = sealed("node1", "node2")
     run.fail("node1", a_failure("node1", message="boom"))
     run.close("alice", "wrong data", "10:15")
@@ -438,7 +438,7 @@ def test_c1_closed_stays_closed(event: Event) -> None:
 
 @pytest.mark.cases("case-C7")
 @pytest.mark.parametrize("known", [0, 1])
-def test_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
+def test_c1_new_incarnation_reopens_the_run(known: int) -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.fail("node1")
     run.rejoin("node1", "node2")
@@ -466,7 +466,7 @@ def test_c1_a_new_incarnation_opens_it_afresh(known: int) -> None:
     assert run.ranks() == ["node1", "node2"]
 
 
-def test_a_finished_run_says_so_and_its_failures_are_history() -> None:
+def test_finished_run_keeps_its_failures_as_history() -> None:
     run = sealed("node1", "node2", max_restarts=3)
     run.fail("node1")
     run.rejoin("node1", "node2")
@@ -481,13 +481,13 @@ def test_a_finished_run_says_so_and_its_failures_are_history() -> None:
     )
 
 
-def test_e1_new_incarnation_is_no_way_around_the_fence_of_this_one() -> None:
+def test_e1_new_incarnation_does_not_bypass_a_fence() -> None:
     run = sealed("node1", "node2")
     run.join("ghost", after=1, incarnation=1, new_incarnation=True)
     assert refusal(run, "ghost").refusal is Refusal.FENCED
 
 
-def test_e1_new_incarnation_of_an_open_run_changes_nothing_for_a_newcomer() -> None:
+def test_e1_new_incarnation_of_an_open_run_is_a_plain_join() -> None:
     run = sealed("node1", "node2")
     run.join("node3", new_incarnation=True)
     assert run.state.incarnation == 1

@@ -17,14 +17,14 @@ def a_draft(**places: list[Member]) -> MutableState:
     return MutableState(RunState(run_id="demo", **filled))  # type: ignore[arg-type] # one per place
 
 
-def test_a_draft_that_nobody_changes_freezes_to_the_same_state() -> None:
+def test_unchanged_mutable_state_freezes_to_the_same_state() -> None:
     run = sealed("node1", "node2", most=2)
     run.join("node3")
     run.finish("node1")
     assert MutableState(run.state).freeze() == run.state
 
 
-def test_the_state_it_was_made_of_is_not_changed() -> None:
+def test_source_state_is_not_changed() -> None:
     state = RunState(run_id="demo", fenced={"x": "y"})
     d = MutableState(state)
     d.put(d.candidates, a_member("node1"))
@@ -40,14 +40,14 @@ def test_messages_to_nobody_are_not_listed() -> None:
     assert d.messages == [Send(("a", "b"), WaitingChanged(1, 1, 0))]
 
 
-def test_a_refusal_is_told_and_noted() -> None:
+def test_refusal_is_sent_and_noted() -> None:
     d = a_draft()
     d.refuse("0123456789", Refusal.STALE, "because")
     assert d.messages == [Send(("0123456789",), Refused(Refusal.STALE, "because", 1, 1))]
     assert d.note == "refused 01234567: because"
 
 
-def test_l2_the_oldest_fences_are_forgotten_beyond_the_limit() -> None:
+def test_l2_oldest_fences_are_forgotten_beyond_the_limit() -> None:
     d = a_draft()
     for i in range(FENCED_LIMIT + 2):
         d.fence(f"n{i}", "why", replaced=i in (1, 3))
@@ -58,7 +58,7 @@ def test_l2_the_oldest_fences_are_forgotten_beyond_the_limit() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_node_is_found_and_taken_wherever_it_is(place: str) -> None:
+def test_node_is_found_and_removed_in_every_place(place: str) -> None:
     member = a_member("node1")
     d = a_draft(**{place: [member]})
     assert d.place_of("node1") is getattr(d, place)
@@ -70,7 +70,7 @@ def test_a_node_is_found_and_taken_wherever_it_is(place: str) -> None:
         d.take("node1")
 
 
-def test_i1_the_index_of_slots_follows_puts_and_takes() -> None:
+def test_i1_slot_index_follows_changes() -> None:
     d = a_draft(candidates=[a_member("a", slot="s0")], finished=[a_member("z", slot="s9")])
     assert d.holder_of_slot("s1") is None
     assert d.holder_of_slot("s9") is None  # who has finished holds no slot
@@ -91,7 +91,7 @@ def test_i1_the_index_of_slots_follows_puts_and_takes() -> None:
     assert d.holder_of_slot("s0") is None
 
 
-def test_r1_the_index_of_hints_follows_puts_and_takes() -> None:
+def test_r1_hint_index_follows_changes() -> None:
     d = a_draft(spares=[a_member("a", node_rank=0)], finished=[a_member("z", node_rank=9)])
     assert d.holder_of_rank(1) is None
     assert d.holder_of_rank(9) is None
@@ -108,7 +108,7 @@ def test_r1_the_index_of_hints_follows_puts_and_takes() -> None:
     assert d.holder_of_rank(0) is None
 
 
-def test_an_index_survives_places_that_were_emptied() -> None:
+def test_index_survives_emptied_places() -> None:
     d = a_draft(candidates=[a_member("a", slot="s0")])
     assert d.holder_of_slot("s0") is not None
     d.candidates.clear()

@@ -20,7 +20,7 @@ SPOT = Notify("node2", "spot machine", seconds=25.0)
 GIVEN = NoticeGiven(1, 1, "node2", "node2 pid 2", "spot machine", "node2 pid 2", 25.0)
 
 
-def test_p1_all_who_work_with_it_are_told_and_nothing_else_changes() -> None:
+def test_p1_notice_reaches_all_members_of_the_round() -> None:
     run = sealed("node1", "node2", "node3", most=3)
     run.join("node4")
     before = run.state
@@ -38,7 +38,7 @@ def test_p1_all_who_work_with_it_are_told_and_nothing_else_changes() -> None:
     )
 
 
-def test_p1_of_two_notices_the_sooner_holds_and_the_other_changes_nothing() -> None:
+def test_p1_earlier_of_two_notices_applies() -> None:
     run = sealed("node1", "node2")
     run.do(Notify("node2", "maintenance", "bob"))
     unchanged(run, Notify("node2", "maintenance", "bob"))
@@ -56,12 +56,12 @@ def test_p1_of_two_notices_the_sooner_holds_and_the_other_changes_nothing() -> N
     assert run.state.notices["node2"].seconds == 3.0
 
 
-def test_p1_without_a_reason_there_is_one() -> None:
+def test_p1_notice_without_a_reason_gets_a_default() -> None:
     run = sealed("node1", "node2")
     assert run.do(Notify("node2", "")).reason.startswith("node2 pid 2 will leave: it was asked to;")
 
 
-def test_p1_a_stranger_and_one_that_has_finished_give_no_notice() -> None:
+def test_p1_unknown_and_finished_nodes_give_no_notice() -> None:
     run = sealed("node1", "node2")
     unchanged(run, Notify("node9", "why"))
     run.finish("node2")
@@ -69,7 +69,7 @@ def test_p1_a_stranger_and_one_that_has_finished_give_no_notice() -> None:
 
 
 @pytest.mark.parametrize("names", [["node1", "node2"], ["node1", "node3", "node4", "node5"]])
-def test_p1_nobody_works_with_one_that_waits(names: list[str]) -> None:
+def test_p1_notice_of_a_waiting_node_reaches_nobody(names: list[str]) -> None:
     run = sealed(*names)
     run.join("node9")
     run.do(Notify("node9", "spot machine"))
@@ -90,21 +90,21 @@ ENDS: dict[str, Callable[[Drive], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_p1_it_ends_with_the_node_or_the_round(end: str) -> None:
+def test_p1_notice_ends_with_the_node_or_the_round(end: str) -> None:
     run = sealed("node1", "node2", "node3")
     run.do(SPOT)
     ENDS[end](run)
     assert run.state.notices == {}
 
 
-def test_p1_the_end_of_one_leaves_the_others() -> None:
+def test_p1_end_of_one_notice_keeps_the_others() -> None:
     run = sealed("node1", "node2", "node3")
     run.do(SPOT, Notify("node3", "spot machine"))
     run.finish("node2")
     assert list(run.state.notices) == ["node3"]
 
 
-def test_p1_one_that_was_done_before_it_heard_takes_its_notice_along() -> None:
+def test_p1_finish_ends_a_notice() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     run.do(SPOT)
@@ -113,7 +113,7 @@ def test_p1_one_that_was_done_before_it_heard_takes_its_notice_along() -> None:
     assert run.state.notices == {}
 
 
-def test_p1_given_while_a_round_gathers_it_is_told_then_and_with_the_seat() -> None:
+def test_p1_notice_while_gathering_is_sent_then_and_with_the_seat() -> None:
     run = Drive(2, 3)
     run.join("node1", "node2")
     run.do(SPOT)
@@ -123,7 +123,7 @@ def test_p1_given_while_a_round_gathers_it_is_told_then_and_with_the_seat() -> N
     assert run.sent("node1") == [RoundSealed(run.record), GIVEN]
 
 
-def test_p1_in_a_round_that_gathers_the_former_members_are_told_too() -> None:
+def test_p1_notice_while_gathering_reaches_former_members() -> None:
     run = sealed("node1", "node2", "node3")
     run.lose("node3")
     run.rejoin("node1")
@@ -133,7 +133,7 @@ def test_p1_in_a_round_that_gathers_the_former_members_are_told_too() -> None:
     assert run.kinds("node1") == ["RoundSealed", "NoticeGiven"]
 
 
-def test_p1_a_spare_that_will_leave_is_no_news_for_a_new_round() -> None:
+def test_p1_notice_of_a_spare_is_not_sent_to_a_new_round() -> None:
     run = Drive(1, 2, target_nodes=1)
     run.join("node1")
     run.join("node2")
@@ -143,7 +143,7 @@ def test_p1_a_spare_that_will_leave_is_no_news_for_a_new_round() -> None:
     assert run.sent("node1") == [RoundSealed(run.record)]
 
 
-def test_p1_whoever_asks_again_is_told_what_stands() -> None:
+def test_p1_repeated_join_gets_current_notices() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3")
     run.do(SPOT)
@@ -153,14 +153,14 @@ def test_p1_whoever_asks_again_is_told_what_stands() -> None:
     assert standing(run.state, "node3") == standing(run.state, "nobody") == ()
 
 
-def test_p1_a_batch_of_a_notice_and_a_leave() -> None:
+def test_p1_notice_and_leave_in_one_batch() -> None:
     run = sealed("node1", "node2", "node3")
     run.do(SPOT, Leave("node2", "spot machine"))
     assert run.state.notices == {}
     assert run.kinds("node1") == ["NoticeGiven", "RoundOpened"]
 
 
-def test_p1_the_successor_in_its_slot_has_no_notice() -> None:
+def test_p1_replacement_has_no_notice() -> None:
     run = Drive(1, 2)
     run.join("node1", slot="a")
     run.join("node2", slot="b")

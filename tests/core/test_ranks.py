@@ -46,27 +46,27 @@ def test_r1_natural_order(given_order: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.cases("case-E1")
-def test_r1_first_order_is_natural_whatever_the_order_of_arrival() -> None:
+def test_r1_first_order_is_natural_in_any_order_of_arrival() -> None:
     names = ["node7", "node8", "node66", "node70"]
     for arrived in itertools.permutations(names):
         assert order(*(a_member(n, i) for i, n in enumerate(arrived))) == names
 
 
-def test_r1_the_host_name_is_what_is_compared_where_there_is_one() -> None:
+def test_r1_host_name_is_compared_if_there_is_one() -> None:
     a = a_member("x", 1, address="10.0.0.1", host="node9")
     b = a_member("y", 2, address="10.0.0.2", host="node10")
     c = a_member("z", 3, address="node3")
     assert order(b, a, c) == ["z", "x", "y"]
 
 
-def test_r1_hosts_of_one_name_are_in_order_of_their_addresses() -> None:
+def test_r1_equal_host_names_are_ordered_by_address() -> None:
     late = a_member("x", 2, address="10.0.0.9", host="same")
     soon = a_member("y", 1, address="10.0.0.10", host="same")
     assert order(soon, late) == ["x", "y"]
 
 
 @pytest.mark.cases("case-A8")
-def test_r1_equal_names_are_told_apart_by_arrival() -> None:
+def test_r1_equal_names_are_ordered_by_arrival() -> None:
     same = [a_member(n, i, address="host") for i, n in enumerate(("c", "a", "b"))]
     assert order(*reversed(same)) == ["c", "a", "b"]
 
@@ -78,24 +78,24 @@ def test_r1_hints_are_honoured() -> None:
     ) == ["node2", "node3", "node1"]
 
 
-def test_r1_a_hint_too_large_for_the_size_comes_first_of_the_rest() -> None:
+def test_r1_too_large_hint_comes_first_of_the_rest() -> None:
     assert order(
         a_member("a", 1), a_member("b", 2, node_rank=9), a_member("c", 3, node_rank=7)
     ) == ["c", "b", "a"]
 
 
-def test_r1_a_hint_beats_a_survivors_rank() -> None:
+def test_r1_hint_has_precedence_over_a_kept_rank() -> None:
     assert order(a_member("old", 1, rank=0), a_member("new", 2, node_rank=0)) == ["new", "old"]
 
 
-def test_r1_two_with_one_hint_the_first_to_come_has_it() -> None:
+def test_r1_first_node_with_a_hint_gets_it() -> None:
     assert order(a_member("late", 2, node_rank=1), a_member("soon", 1, node_rank=1)) == [
         "late",
         "soon",
     ]
 
 
-def test_r1_topology_labels_are_kept_together_those_without_come_last() -> None:
+def test_r1_nodes_with_equal_topology_are_together() -> None:
     assert order(
         a_member("n1", 1, topology="rack10"),
         a_member("n2", 2, topology="rack2"),
@@ -114,7 +114,7 @@ def test_r1_survivors_keep_their_ranks_and_newcomers_fill_the_gaps() -> None:
     ) == ["n8", "s1", "n9", "s3"]
 
 
-def test_r1_when_it_shrinks_only_those_above_move_in_the_order_of_their_ranks() -> None:
+def test_r1_only_ranks_above_the_size_move_when_shrinking() -> None:
     assert order(
         a_member("s0", 9, rank=0),
         a_member("s5", 1, rank=5),
@@ -127,11 +127,11 @@ def test_r1_movers_come_before_newcomers() -> None:
     assert order(a_member("s9", 2, rank=9), a_member("a", 1)) == ["s9", "a"]
 
 
-def test_r1_nobody_is_nobody() -> None:
+def test_r1_no_members_no_ranks() -> None:
     assert assign_ranks([]) == []
 
 
-def test_r1_what_is_assigned_is_a_membership() -> None:
+def test_r1_assigned_ranks_are_a_membership() -> None:
     before = Member(node=a_node("n"), arrival=4, beats=3, connected=False)
     (after,) = assign_ranks([before])
     assert after == Member(
@@ -155,7 +155,7 @@ def test_r1_what_is_assigned_is_a_membership() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_r1_any_members_get_0_to_n_and_the_order_given_does_not_matter(
+def test_r1_ranks_are_0_to_n_in_any_given_order(
     wishes: list[tuple[int | None, int | None, str | None]], rng: random.Random
 ) -> None:
     members = [
@@ -170,7 +170,7 @@ def test_r1_any_members_get_0_to_n_and_the_order_given_does_not_matter(
 
 
 @given(st.sets(st.integers(0, 7), min_size=1), st.integers(0, 4))
-def test_r1_the_fewest_survivors_move(ranks: set[int], newcomers: int) -> None:
+def test_r1_as_few_survivors_as_possible_move(ranks: set[int], newcomers: int) -> None:
     members = [a_member(f"s{r}", r, rank=r) for r in ranks]
     members += [a_member(f"n{i}", 100 + i) for i in range(newcomers)]
     after = assign_ranks(members)
@@ -197,7 +197,7 @@ def test_first_order_puts_hints_before_labels_before_names() -> None:
     assert [m.node.id for m in sorted(members, key=first_order)] == ["n8", "n9", "n1"]
 
 
-def test_the_record_counts_workers_over_nodes_and_roles() -> None:
+def test_record_counts_workers_of_nodes_and_roles() -> None:
     members = assign_ranks(
         [
             a_member("n0", 0, local_world_size=2),
@@ -221,7 +221,7 @@ def test_by_id_keeps_the_order() -> None:
     assert list(by_id(members).items()) == [("b", members[0]), ("a", members[1])]
 
 
-def test_r1_survivors_who_lose_their_rank_keep_their_order() -> None:
+def test_r1_moved_survivors_keep_their_order() -> None:
     one, zero = a_member("one", 1, 1), a_member("zero", 2, 0)
     hints = [a_member("first", 3, node_rank=0), a_member("second", 4, node_rank=1)]
     assert order(one, zero, *hints) == ["first", "second", "zero", "one"]

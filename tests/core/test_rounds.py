@@ -42,7 +42,7 @@ from rallypoint.core.state import (
 )
 
 
-def test_s1_those_who_wait_and_spares_are_candidates_without_asking_again() -> None:
+def test_s1_waiting_nodes_and_spares_become_candidates() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3", "node4")
     run.lose("node1")
@@ -54,7 +54,7 @@ def test_s1_those_who_wait_and_spares_are_candidates_without_asking_again() -> N
 
 
 @pytest.mark.cases("case-E4")
-def test_s2_spares_that_are_there_first_push_out_no_member() -> None:
+def test_s2_early_spares_do_not_displace_members() -> None:
     run = sealed("node1", "node2", "node3", least=2, most=3)
     run.join("spare1", "spare2", "spare3")
     run.fail("node1")
@@ -65,7 +65,7 @@ def test_s2_spares_that_are_there_first_push_out_no_member() -> None:
     assert [run.kinds(f"spare{i}") for i in (1, 2, 3)] == [["Parked"]] * 3
 
 
-def test_s2_members_then_those_waiting_then_spares_each_in_order_of_arrival() -> None:
+def test_s2_members_before_waiting_nodes_before_spares() -> None:
     run = sealed("node1", "node2", "node3", least=1, most=5)
     run.join("wait1", "wait2", "spare1", "spare2")
     assert run.places()["spares"] == ["spare1", "spare2"]
@@ -75,7 +75,7 @@ def test_s2_members_then_those_waiting_then_spares_each_in_order_of_arrival() ->
     assert run.places()["spares"] == ["spare2"]
 
 
-def test_s2_the_order_of_arrival_survives_storing_the_state() -> None:
+def test_s2_order_of_arrival_survives_storage() -> None:
     run = sealed("n1", "n2", least=2, most=4)
     for name in ("z", "y", "x"):
         run.join(name)
@@ -89,7 +89,7 @@ def test_s2_the_order_of_arrival_survives_storing_the_state() -> None:
     assert run.places()["spares"] == ["x"]
 
 
-def test_s2_a_newcomer_while_gathering_comes_after_spares_that_came_before() -> None:
+def test_s2_newcomer_comes_after_earlier_spares() -> None:
     run = sealed("node1", "node2", least=1, most=2)
     run.join("spare")
     run.lose("node1")
@@ -99,7 +99,7 @@ def test_s2_a_newcomer_while_gathering_comes_after_spares_that_came_before() -> 
     assert run.places()["spares"] == ["new"]
 
 
-def test_j3_s2_a_full_round_waits_for_the_seats_that_are_held() -> None:
+def test_j3_s2_full_round_waits_for_held_seats() -> None:
     run = sealed("node1", "node2", least=1, most=2)
     run.join("a", "b")
     run.rejoin("node1")
@@ -107,7 +107,7 @@ def test_j3_s2_a_full_round_waits_for_the_seats_that_are_held() -> None:
     assert run.phase == "Gathering"
 
 
-def test_n1_at_sealing_left_over_nodes_are_told_their_place() -> None:
+def test_n1_surplus_nodes_learn_their_place_at_sealing() -> None:
     run = sealed("node1", "node2", least=2, most=2)
     run.join("s1", "s2")
     run.lose("node2")
@@ -126,7 +126,7 @@ def test_n1_at_sealing_left_over_nodes_are_told_their_place() -> None:
         (None, ["node3", "node4", "node5"], ["node6"]),
     ],
 )
-def test_n1_room_is_measured_by_the_goal(
+def test_n1_room_depends_on_the_target(
     target: int | None, waiting: list[str], spares: list[str]
 ) -> None:
     run = Drive(2, 5, target_nodes=target)
@@ -145,7 +145,7 @@ def test_n1_room_is_measured_by_the_goal(
     assert "waiting" not in run.places()
 
 
-def test_j3_e3_no_more_seats_than_the_goal_even_where_max_has_room() -> None:
+def test_j3_round_has_no_more_seats_than_its_target() -> None:
     run = Drive(2, 6, target_nodes=3)
     run.do(*(run.joining(f"node{i}") for i in (1, 2, 3, 4)))  # the fourth comes in the same batch
     assert run.ranks() == ["node1", "node2", "node3"]
@@ -158,7 +158,7 @@ def test_j3_e3_no_more_seats_than_the_goal_even_where_max_has_room() -> None:
     assert run.sent("node5") == [Parked(1, 2, True, "round 2 has all the 3 nodes wanted")]
 
 
-def test_j3_a_target_below_min_nodes_is_raised_to_it() -> None:
+def test_j3_target_below_min_nodes_is_raised() -> None:
     run = Drive(3, 5, target_nodes=1)  # our own settings refuse this, another client may not
     run.join("node1", "node2")
     assert run.phase == "Gathering"
@@ -170,7 +170,7 @@ def test_j3_a_target_below_min_nodes_is_raised_to_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["leave", "lose"])
-def test_n1_the_first_spare_waits_for_one_that_is_gone(how: str) -> None:
+def test_n1_first_spare_waits_in_place_of_a_departed_node(how: str) -> None:
     run = sealed("node1", "node2", most=4)
     run.join("z3", "y4", "x5", "w6")
     run.state = decode_state(encode_state(run.state))  # sorts the places by id; arrival decides
@@ -184,7 +184,7 @@ def test_n1_the_first_spare_waits_for_one_that_is_gone(how: str) -> None:
     assert step.reason.startswith(f"{gone}; x5 pid 5 waits: {why}; round 1 is at work")
 
 
-def test_n1_without_spares_there_is_one_less_to_wait() -> None:
+def test_n1_without_spares_one_node_less_waits() -> None:
     run = sealed("node1", "node2", most=4)
     run.join("node3", "node4")
     run.leave("node3")
@@ -193,7 +193,7 @@ def test_n1_without_spares_there_is_one_less_to_wait() -> None:
 
 
 @pytest.mark.parametrize("gone", ["spare4", "spare5"])
-def test_n1_a_spare_that_goes_moves_nobody(gone: str) -> None:
+def test_n1_leaving_spare_moves_nobody(gone: str) -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3", "spare4", "spare5")
     run.leave(gone)
@@ -201,7 +201,7 @@ def test_n1_a_spare_that_goes_moves_nobody(gone: str) -> None:
     assert run.step.messages == ()
 
 
-def test_n1_f1_in_a_round_that_is_ending_no_spare_waits() -> None:
+def test_n1_f1_no_spare_waits_in_an_ending_round() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3", "spare4")
     run.finish("node1")
@@ -238,7 +238,7 @@ RULES = ["J3", "J4", "J5", "J5 after the wait"]
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("end", ["reconnected", "joined again", "lost"])
-def test_no_round_is_sealed_while_a_candidate_is_cut(rule: str, end: str) -> None:
+def test_no_round_is_sealed_while_a_candidate_is_disconnected(rule: str, end: str) -> None:
     run, last = nearly(rule)
     run.do(Disconnected("node2"))
     step = run.do(last)
@@ -262,14 +262,14 @@ def test_no_round_is_sealed_while_a_candidate_is_cut(rule: str, end: str) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_cut_connection_that_is_back_before_delays_nothing(rule: str) -> None:
+def test_connection_restored_in_time_delays_nothing(rule: str) -> None:
     run, last = nearly(rule)
     run.do(Disconnected("node2"), Reconnected("node2"), last)
     assert "node2" in run.ranks()
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_all_cut_candidates_must_be_back(rule: str) -> None:
+def test_all_disconnected_candidates_must_be_back(rule: str) -> None:
     run, last = nearly(rule)
     run.do(Disconnected("node1"), Disconnected("node2"), last)
     run.do(Reconnected("node1"))
@@ -278,7 +278,7 @@ def test_all_cut_candidates_must_be_back(rule: str) -> None:
     assert run.phase == "Sealed"
 
 
-def test_a_last_call_that_is_over_goes_on_with_another_when_too_few_are_left() -> None:
+def test_last_call_starts_again_with_too_few_nodes() -> None:
     run, last = nearly("J4")
     run.do(Disconnected("node2"))
     run.do(last)
@@ -290,7 +290,7 @@ def test_a_last_call_that_is_over_goes_on_with_another_when_too_few_are_left() -
     assert run.step.timers == (LastCallOver(1, 1, 2),)
 
 
-def test_a_last_call_that_is_over_seals_with_who_came_meanwhile() -> None:
+def test_end_of_the_last_call_seals_with_all_candidates() -> None:
     run, last = nearly("J4")
     run.settings = a_settings(2, 3)
     run.do(Disconnected("node2"))
@@ -302,7 +302,7 @@ def test_a_last_call_that_is_over_seals_with_who_came_meanwhile() -> None:
     assert run.record.reason == "3 of the 3 nodes wanted have come"
 
 
-def test_a_cut_spare_delays_the_round_that_it_would_be_left_out_of() -> None:
+def test_disconnected_spare_delays_only_rounds_that_need_it() -> None:
     run = sealed("node1", "node2", most=2)
     run.join("spare")
     run.do(Disconnected("spare"))
@@ -313,7 +313,7 @@ def test_a_cut_spare_delays_the_round_that_it_would_be_left_out_of() -> None:
 
 
 @pytest.mark.parametrize("place", ["participants", "finished"])
-def test_who_is_no_candidate_delays_by_being_cut_nothing_but_its_own_return(place: str) -> None:
+def test_disconnected_non_candidate_delays_no_round(place: str) -> None:
     run = sealed("node1", "node2", "node3")
     if place == "finished":
         run.finish("node3")
@@ -337,14 +337,14 @@ def test_e1_rank_0_leaves_and_the_next_round_has_another_address() -> None:
     assert first.master_addr == "node1"  # the old record is what it was
 
 
-def test_e1_everybody_is_told_one_and_the_same_record() -> None:
+def test_e1_all_members_get_the_same_record() -> None:
     run = sealed("node1", "node2", "node3", most=3)
     (send,) = (s for s in run.step.messages if isinstance(s.message, RoundSealed))
     assert sorted(send.to) == ["node1", "node2", "node3"]
     assert send.message == RoundSealed(run.record)
 
 
-def test_j2_a_later_last_call_that_falls_below_min_is_gathering_again() -> None:
+def test_j2_later_last_call_below_min_nodes_ends() -> None:
     run = sealed("a1", "a2")
     run.join("b1", "b2")
     run.lose("a1")
@@ -360,7 +360,7 @@ def draft_of(run: Drive) -> MutableState:
     return MutableState(run.state)
 
 
-def test_nothing_can_be_sealed_before_the_run_is_opened() -> None:
+def test_unopened_run_cannot_be_sealed() -> None:
     d = MutableState(RunState(run_id="demo"))
     settle(d)
     seal(d, "because")
@@ -369,7 +369,7 @@ def test_nothing_can_be_sealed_before_the_run_is_opened() -> None:
     assert d.messages == []
 
 
-def test_park_is_for_sealed_rounds() -> None:
+def test_park_needs_a_sealed_round() -> None:
     run = Drive(2, 4)
     run.join("node1")
     d = draft_of(run)
@@ -388,7 +388,7 @@ def test_settle_leaves_sealed_and_closed_alone() -> None:
     assert d.freeze() == run.state
 
 
-def test_standing_as_changes_the_claim_and_nothing_else() -> None:
+def test_standing_as_changes_only_the_claim() -> None:
     member = Member(
         node=a_node("node1"), arrival=3, rank=2, standing=Standing.NEW, beats=4, connected=False
     )
@@ -414,7 +414,7 @@ def test_open_round_counts_the_former_participants() -> None:
     assert d.note == "round 2 opens: because"
 
 
-def test_f1_end_waiting_tells_those_who_wait_and_those_who_work() -> None:
+def test_f1_end_of_waiting_notifies_waiting_and_working_nodes() -> None:
     run = sealed("node1", "node2")
     run.join("node3")
     d = draft_of(run)
@@ -429,7 +429,7 @@ def test_f1_end_waiting_tells_those_who_wait_and_those_who_work() -> None:
     assert d.messages == []
 
 
-def test_b1_a_spent_budget_closes_the_run_with_the_last_failure_and_the_first_of_its_row() -> None:
+def test_b1_spent_budget_closes_the_run_with_last_and_first_failure() -> None:
     run = sealed("node1", "node2", least=1, max_restarts=1)
     run.fail("node1", a_failure("node1", code=3))
     run.rejoin("node1", "node2")
@@ -446,7 +446,7 @@ def test_b1_a_spent_budget_closes_the_run_with_the_last_failure_and_the_first_of
     assert (run.state.restarts, run.state.failing) == (1, 0)
 
 
-def test_b1_the_only_failure_is_told_once() -> None:
+def test_b1_only_failure_is_reported_once() -> None:
     run = sealed("node1", "node2", max_restarts=0)
     run.fail("node1")
     run.rejoin("node1", "node2")
@@ -456,7 +456,7 @@ def test_b1_the_only_failure_is_told_once() -> None:
     )
 
 
-def test_c1_close_run_tells_everyone_and_only_once() -> None:
+def test_c1_close_notifies_everyone_once() -> None:
     run = sealed("node1", "node2")
     run.join("node3")
     d = draft_of(run)
@@ -480,7 +480,7 @@ def test_seal_forgets_why_the_round_was_opened() -> None:
     assert d.participants["node1"].standing is Standing.MEMBER
 
 
-def test_f1_a_run_that_has_finished_tells_of_no_failures() -> None:
+def test_f1_finished_run_reports_no_failures() -> None:
     run = sealed("n1", "n2")
     run.fail("n1")
     run.rejoin("n1", "n2")
@@ -494,7 +494,7 @@ def test_c1_the_reason_says_who_closed_the_run() -> None:
     assert sealed("n1", "n2").close().reason.startswith("closed by alice: enough; ")
 
 
-def test_j4_the_end_of_a_last_call_is_said_even_if_a_cut_connection_holds_it_up() -> None:
+def test_j4_end_of_the_last_call_is_reported_despite_a_disconnected_node() -> None:
     run = Drive(2, 4)
     run.join("n1", "n2")
     run.do(Disconnected("n2"))
@@ -508,13 +508,13 @@ def test_j5_the_shortest_replacement_wait_is_one() -> None:
     assert isinstance(run.state.phase, Gathering)
 
 
-def test_j3_a_round_of_one_is_sealed_by_the_only_node() -> None:
+def test_j3_single_node_round_is_sealed_at_once() -> None:
     run = sealed("node1", least=1, most=1)
     why = "the only node wanted has come; round 1 is at work with 1 node"
     assert run.step.reason.endswith(f": {why}")
 
 
-def test_j4_last_call_over_seals_with_those_there_are() -> None:
+def test_j4_end_of_the_last_call_seals_with_present_nodes() -> None:
     run = Drive(2, 4)
     run.join("node1", "node2", "node3")
     step = run.last_call_over()
@@ -531,7 +531,7 @@ STALE_LAST_CALLS = {
 
 
 @pytest.mark.parametrize("stale", STALE_LAST_CALLS.values(), ids=STALE_LAST_CALLS)
-def test_e1_a_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
+def test_e1_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
     run = Drive(2, 4)
     run.join("node1", "node2")
     before = run.state
@@ -540,7 +540,7 @@ def test_e1_a_stale_last_call_changes_nothing(stale: LastCallOver) -> None:
 
 
 @pytest.mark.parametrize("event", [ReplacementWaitOver(1, 1), ReplacementWaitOver(2, 2)])
-def test_e1_stale_timers_of_gathering_change_nothing(event: Event) -> None:
+def test_e1_stale_timers_change_nothing_while_gathering(event: Event) -> None:
     run = sealed("node1", "node2", "node3", replacement_wait_seconds=5)
     run.lose("node3")
     before = run.state
@@ -590,7 +590,7 @@ def test_close_ends_the_incarnation_in_every_phase() -> None:
         assert [run.kinds(name) for name in prepare] == [["RunClosed"]] * len(prepare)
 
 
-def test_a_close_without_a_reason_says_so() -> None:
+def test_close_without_a_reason_says_so() -> None:
     step = sealed("node1", "node2").close("alice@node7", "", "noon")
     words = "run 'demo' was closed at noon by alice@node7: no reason was given"
     assert step.reason.endswith(words)
@@ -600,7 +600,7 @@ def test_a_close_without_a_reason_says_so() -> None:
 
 
 @pytest.mark.parametrize(("known", "closed"), [(0, True), (1, False), (2, True), (3, False)])
-def test_e1_a_close_meant_for_another_incarnation_changes_nothing(known: int, closed: bool) -> None:
+def test_e1_close_of_another_incarnation_changes_nothing(known: int, closed: bool) -> None:
     run = sealed("node1", "node2")
     run.close()
     run.join("node3", new_incarnation=True)

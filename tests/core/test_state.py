@@ -41,7 +41,7 @@ from rallypoint.errors import RendezvousStateError
         (Node(id="x", address="node1", pid=7, host="node1"), "node1 pid 7"),
     ],
 )
-def test_a_nodes_label(node: Node, label: str) -> None:
+def test_label_of_a_node(node: Node, label: str) -> None:
     assert node.label == label
 
 
@@ -56,7 +56,7 @@ def test_a_nodes_label(node: Node, label: str) -> None:
         ),
     ],
 )
-def test_a_failures_label(failure: Failure, label: str) -> None:
+def test_label_of_a_failure(failure: Failure, label: str) -> None:
     assert failure.label == label
 
 
@@ -71,13 +71,13 @@ def test_round_numbers_of_the_phases() -> None:
     assert [round_number(phase) for phase, _ in phases] == [n for _, n in phases]
 
 
-def test_a_closed_run_has_finished_if_that_is_the_verdict() -> None:
+def test_closed_run_has_finished_by_its_verdict() -> None:
     assert [Closed(1, "", "", "", verdict).finished for verdict in Verdict] == [True, False, False]
     assert Closed(1, "", "", "").verdict is Verdict.CLOSED
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_node_is_found_wherever_it_is(place: str) -> None:
+def test_node_is_found_in_every_place(place: str) -> None:
     member = Member(node=a_node("node1"), arrival=1)
     state = msgspec.structs.replace(RunState(run_id="x"), **{place: {"node1": member}})
     assert find(state, "node1") is member
@@ -89,7 +89,7 @@ def test_rank_0_gives_the_bootstrap_address() -> None:
     assert (record.master_addr, record.master_port) == ("node1", 20_001)
 
 
-def test_no_value_costs_the_collector_of_cycles_anything() -> None:
+def test_values_are_not_tracked_by_the_garbage_collector() -> None:
     run = sealed("n1", "n2")
     member = run.state.participants["n1"]
     values = (run.state, run.record, run.record.seats[0], member, member.node, run.settings)
@@ -102,13 +102,13 @@ def test_values_cannot_be_changed() -> None:
         RunState(run_id="x").run_id = "y"  # type: ignore[misc] # this is the point
 
 
-def test_a_notice_as_people_read_it() -> None:
+def test_text_of_a_notice() -> None:
     notice = Notice("x", "node7 pid 7", "spot machine", "alice", 25.0)
     assert notice.sentence == "node7 pid 7 will leave: spot machine, in 25 s"
     assert Notice("x", "node7", "why", "alice").sentence == "node7 will leave: why"
 
 
-def test_an_exclusion_as_people_read_it() -> None:
+def test_text_of_an_exclusion() -> None:
     out = Exclusion(1, Aspect.SLOT, "pod-3", "bad memory", "alice", "noon", 60.0)
     assert out.sentence == "slot pod-3 was excluded by alice at noon for 60 s: bad memory"
     out = Exclusion(1, Aspect.NODE, "node7", "why", "alice")
@@ -140,7 +140,7 @@ def test_round_trip(state: RunState) -> None:
     assert encode_state(decode_state(data)) == data
 
 
-def test_equal_states_give_equal_bytes_whatever_the_order() -> None:
+def test_equal_states_give_equal_bytes() -> None:
     state = next(s for s in states() if len(s.candidates) == 2)
     turned = msgspec.structs.replace(state, candidates=dict(reversed(state.candidates.items())))
     assert turned == state
@@ -148,7 +148,7 @@ def test_equal_states_give_equal_bytes_whatever_the_order() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"rally", b"rally\x02\x80", b"{}", b"\x80"])
-def test_what_is_not_ours_is_refused_in_words(data: bytes) -> None:
+def test_foreign_data_is_refused(data: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="not Rallypoint's, or of another version"):
         decode_state(data)
 
@@ -164,7 +164,7 @@ def test_what_is_not_ours_is_refused_in_words(data: bytes) -> None:
         (msgspec.msgpack.encode(["x"]) + b"\x00", "trailing"),
     ],
 )
-def test_what_is_damaged_is_refused_in_words(body: bytes, what: str) -> None:
+def test_damaged_data_is_refused(body: bytes, what: str) -> None:
     with pytest.raises(RendezvousStateError, match="is damaged") as caught:
         decode_state(FORMAT + body)
     assert what in str(caught.value)
