@@ -16,7 +16,6 @@ import socketserver
 import threading
 import time
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -97,12 +96,7 @@ class HealthServer(Health):
         threading.Thread(target=body, name="rallypoint-health", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Stop listening."""
         if self._server is not None:
             self._server.shutdown()

@@ -1,12 +1,10 @@
-from typing import get_args
-
 import msgspec
 import pytest
 
 from rallypoint.agent.policy import events
 from rallypoint.core.state import Verdict
 
-NOUNS = (*get_args(events.Event), *get_args(events.Action))
+NOUNS = (*events.Event.__subclasses__(), *events.Action.__subclasses__())
 
 
 @pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: noun.__name__)

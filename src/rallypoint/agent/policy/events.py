@@ -12,21 +12,20 @@ from rallypoint.core.events import Assignment
 from rallypoint.core.state import Failure, Verdict
 from rallypoint.worker.change import ChangeKind
 
-
-class _Value(msgspec.Struct, frozen=True):
-    """Base of events and actions."""
-
-
 # -- events -------------------------------------------------------------------------------
 
 
-class Sealed(_Value, frozen=True):
+class Event(msgspec.Struct, frozen=True):
+    """Base of the events."""
+
+
+class Sealed(Event, frozen=True):
     """The round this node joined is sealed."""
 
     assignment: Assignment
 
 
-class WorkerExited(_Value, frozen=True):
+class WorkerExited(Event, frozen=True):
     """A worker exited, or was killed.
 
     Args:
@@ -46,7 +45,7 @@ class WorkerExited(_Value, frozen=True):
     lines: tuple[str, ...] = ()
 
 
-class WorkerHung(_Value, frozen=True):
+class WorkerHung(Event, frozen=True):
     """A worker is alive but reports no progress.
 
     Args:
@@ -66,13 +65,13 @@ class WorkerHung(_Value, frozen=True):
     lines: tuple[str, ...] = ()
 
 
-class WorkersStopped(_Value, frozen=True):
+class WorkersStopped(Event, frozen=True):
     """All workers have ended, except the process ids in `stuck`, which even SIGKILL did not end."""
 
     stuck: tuple[int, ...] = ()
 
 
-class RoundOpened(_Value, frozen=True):
+class RoundOpened(Event, frozen=True):
     """Round `round` has opened, so this node's current round is over."""
 
     incarnation: int
@@ -81,13 +80,13 @@ class RoundOpened(_Value, frozen=True):
     lost: tuple[str, ...] = ()
 
 
-class NodesWaiting(_Value, frozen=True):
+class NodesWaiting(Event, frozen=True):
     """`count` nodes wait to be admitted."""
 
     count: int
 
 
-class Notice(_Value, frozen=True):
+class Notice(msgspec.Struct, frozen=True):
     """A node of the round has announced that it will leave.
 
     Args:
@@ -105,33 +104,33 @@ class Notice(_Value, frozen=True):
     mine: bool = False
 
 
-class NoticesChanged(_Value, frozen=True):
+class NoticesChanged(Event, frozen=True):
     """The current notices, oldest first."""
 
     notices: tuple[Notice, ...]
 
 
-class WorkersSaved(_Value, frozen=True):
+class WorkersSaved(Event, frozen=True):
     """All ranks of `round` have saved at `step`, as asked."""
 
     round: int
     step: int
 
 
-class ChangeTimerElapsed(_Value, frozen=True):
+class ChangeTimerElapsed(Event, frozen=True):
     """The timer of this number, started in `round` by `StartChangeTimer`, has elapsed."""
 
     round: int
     timer: int
 
 
-class BackoffElapsed(_Value, frozen=True):
+class BackoffElapsed(Event, frozen=True):
     """The pause before starting `round`'s workers is over."""
 
     round: int
 
 
-class RunClosed(_Value, frozen=True):
+class RunClosed(Event, frozen=True):
     """The run's incarnation was closed for all nodes."""
 
     incarnation: int
@@ -146,7 +145,7 @@ class RunClosed(_Value, frozen=True):
         return self.verdict is Verdict.FINISHED
 
 
-class Fenced(_Value, frozen=True):
+class Fenced(Event, frozen=True):
     """The coordinator counts this node as lost; it may only rejoin as a newcomer (rule L2).
 
     `replaced`: another node has taken its slot, so it must not rejoin at all (rule I1).
@@ -168,7 +167,7 @@ class JoinError(StrEnum):
     OTHER = "other"
 
 
-class JoinFailed(_Value, frozen=True):
+class JoinFailed(Event, frozen=True):
     """The join ended without a round; `text` is the error's message.
 
     `verdict` and `failures` are those of the run, if it is known to be closed.
@@ -180,58 +179,41 @@ class JoinFailed(_Value, frozen=True):
     verdict: Verdict | None = None
 
 
-class Signal(_Value, frozen=True):
+class Signal(Event, frozen=True):
     """A signal asks this agent to end."""
 
     name: str
     number: int
 
 
-class SignalToForward(_Value, frozen=True):
+class SignalToForward(Event, frozen=True):
     """A signal meant for the workers (`--forward-signals`)."""
 
     name: str
     number: int
 
 
-class PreemptSignal(_Value, frozen=True):
+class PreemptSignal(Event, frozen=True):
     """A signal announces that this node will be preempted (`--preempt-signal`)."""
 
     name: str
     number: int
 
 
-class AgentFailed(_Value, frozen=True):
+class AgentFailed(Event, frozen=True):
     """A part of the agent failed, such as a background thread or the start of a worker."""
 
     text: str
 
 
-Event = (
-    Sealed
-    | WorkerExited
-    | WorkerHung
-    | WorkersStopped
-    | RoundOpened
-    | NodesWaiting
-    | NoticesChanged
-    | WorkersSaved
-    | ChangeTimerElapsed
-    | BackoffElapsed
-    | RunClosed
-    | Fenced
-    | JoinFailed
-    | Signal
-    | SignalToForward
-    | PreemptSignal
-    | AgentFailed
-)
-
-
 # -- actions ------------------------------------------------------------------------------
 
 
-class Join(_Value, frozen=True):
+class Action(msgspec.Struct, frozen=True):
+    """Base of the actions."""
+
+
+class Join(Action, frozen=True):
     """Join the next round; answered by `Sealed` or `JoinFailed`.
 
     Args:
@@ -243,13 +225,13 @@ class Join(_Value, frozen=True):
     told: bool = False
 
 
-class StartWorkers(_Value, frozen=True):
+class StartWorkers(Action, frozen=True):
     """Start this node's workers for a round."""
 
     assignment: Assignment
 
 
-class StopWorkers(_Value, frozen=True):
+class StopWorkers(Action, frozen=True):
     """Terminate the workers, and kill them after the grace; answered by `WorkersStopped`.
 
     A second one can only shorten the grace.
@@ -258,23 +240,23 @@ class StopWorkers(_Value, frozen=True):
     grace_seconds: float
 
 
-class ReportFailure(_Value, frozen=True):
+class ReportFailure(Action, frozen=True):
     """Report a worker's failure to the coordinator, which notifies the other nodes."""
 
     failure: Failure
 
 
-class Finish(_Value, frozen=True):
+class Finish(Action, frozen=True):
     """Report to the coordinator that this node's work is done."""
 
 
-class Leave(_Value, frozen=True):
+class Leave(Action, frozen=True):
     """Leave the run, so that the others need not wait for a failure detector."""
 
     why: str
 
 
-class StartChangeTimer(_Value, frozen=True):
+class StartChangeTimer(Action, frozen=True):
     """Answer with `ChangeTimerElapsed(round, timer)` after `seconds`."""
 
     round: int
@@ -282,7 +264,7 @@ class StartChangeTimer(_Value, frozen=True):
     timer: int
 
 
-class AskToSave(_Value, frozen=True):
+class AskToSave(Action, frozen=True):
     """Announce a membership change to the workers, so that they save first.
 
     Args:
@@ -304,11 +286,11 @@ class AskToSave(_Value, frozen=True):
     watch: bool
 
 
-class CancelChange(_Value, frozen=True):
+class CancelChange(Action, frozen=True):
     """Tell the workers that the announced change will not happen."""
 
 
-class ReleaseWorkers(_Value, frozen=True):
+class ReleaseWorkers(Action, frozen=True):
     """Release the workers that saved at `step` and wait for a change that will not happen."""
 
     incarnation: int
@@ -316,7 +298,7 @@ class ReleaseWorkers(_Value, frozen=True):
     step: int
 
 
-class StartBackoffTimer(_Value, frozen=True):
+class StartBackoffTimer(Action, frozen=True):
     """Answer with `BackoffElapsed(round)` after `seconds`; show `why` to the user."""
 
     round: int
@@ -324,14 +306,14 @@ class StartBackoffTimer(_Value, frozen=True):
     why: str
 
 
-class ForwardSignal(_Value, frozen=True):
+class ForwardSignal(Action, frozen=True):
     """Send a signal to each worker process, but not to its children."""
 
     name: str
     number: int
 
 
-class GiveNotice(_Value, frozen=True):
+class GiveNotice(Action, frozen=True):
     """Announce to all nodes, through the coordinator, that this node will leave.
 
     `seconds`: until it leaves, None if unknown.
@@ -341,27 +323,9 @@ class GiveNotice(_Value, frozen=True):
     seconds: float | None = None
 
 
-class Exit(_Value, frozen=True):
+class Exit(Action, frozen=True):
     """End the agent. `failures` are those of the run, oldest first."""
 
     code: int
     text: str = ""
     failures: tuple[Failure, ...] = ()
-
-
-Action = (
-    Join
-    | StartWorkers
-    | StopWorkers
-    | ReportFailure
-    | Finish
-    | Leave
-    | StartChangeTimer
-    | AskToSave
-    | CancelChange
-    | ReleaseWorkers
-    | StartBackoffTimer
-    | ForwardSignal
-    | GiveNotice
-    | Exit
-)

@@ -18,21 +18,7 @@ No worker is stopped before all have saved, unless the grace is over.
 
 import msgspec
 
-from rallypoint.agent.policy.events import (
-    Action,
-    AskToSave,
-    CancelChange,
-    ChangeTimerElapsed,
-    Exit,
-    GiveNotice,
-    Join,
-    NodesWaiting,
-    Notice,
-    NoticesChanged,
-    ReleaseWorkers,
-    StartChangeTimer,
-    WorkersSaved,
-)
+from rallypoint.agent.policy import events
 from rallypoint.agent.policy.exit_codes import EXIT_SIGNAL_BASE
 from rallypoint.core.events import Assignment
 from rallypoint.core.state import Newcomers
@@ -87,8 +73,8 @@ class MembershipState(msgspec.Struct, frozen=True):
     """
 
     waiting: int = 0
-    leaving: Exit | None = None
-    notices: tuple[Notice, ...] = ()
+    leaving: events.Exit | None = None
+    notices: tuple[events.Notice, ...] = ()
     over: frozenset[str] = frozenset()
     asked: Change | None = None
     timer: int = 0
@@ -99,25 +85,28 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of an event. If `then` is set, the workers are stopped and it follows."""
 
     membership: MembershipState
-    actions: tuple[Action, ...] = ()
+    actions: tuple[events.Action, ...] = ()
     reason: str = ""
-    then: Join | Exit | None = None
+    then: events.Join | events.Exit | None = None
 
 
 def decide(
     membership: MembershipState,
     rules: MembershipRules,
     seat: Assignment,
-    event: NodesWaiting | NoticesChanged | ChangeTimerElapsed | WorkersSaved,
+    event: events.NodesWaiting
+    | events.NoticesChanged
+    | events.ChangeTimerElapsed
+    | events.WorkersSaved,
 ) -> Outcome:
     """Return what an agent whose workers run does about an event."""
     match event:
-        case NodesWaiting(count=count):
+        case events.NodesWaiting(count=count):
             return _update(msgspec.structs.replace(membership, waiting=count), rules, seat)
-        case NoticesChanged(notices=notices):
+        case events.NoticesChanged(notices=notices):
             new = tuple(one for one in notices if one.node not in membership.over)
             return _update(msgspec.structs.replace(membership, notices=new), rules, seat)
-        case ChangeTimerElapsed(round=number, timer=timer):
+        case events.ChangeTimerElapsed(round=number, timer=timer):
             runs = 0 < membership.timer <= timer  # the first that elapses counts
             if number != seat.round or not runs:
                 return Outcome(membership)
@@ -128,7 +117,7 @@ def decide(
 
 
 def asked_to_leave(
-    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: Exit
+    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: events.Exit
 ) -> Outcome:
     """Return what happens when this agent is asked to end, with `end` as its exit.
 
@@ -140,13 +129,13 @@ def asked_to_leave(
 
 
 def will_leave(
-    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: Exit
+    membership: MembershipState, rules: MembershipRules, seat: Assignment, end: events.Exit
 ) -> Outcome:
     """Return what happens when this agent will have to leave; all nodes are notified."""
     if membership.leaving is not None:
         return Outcome(membership)
     asked = _update(msgspec.structs.replace(membership, leaving=end), rules, seat)
-    notice = GiveNotice(end.text, rules.grace_seconds)
+    notice = events.GiveNotice(end.text, rules.grace_seconds)
     return msgspec.structs.replace(asked, actions=(*asked.actions, notice))
 
 
@@ -176,7 +165,9 @@ def _update(membership: MembershipState, rules: MembershipRules, seat: Assignmen
         return _shorten(membership, seat, wanted)
     if wanted is None and asked is not None:
         off = msgspec.structs.replace(membership, asked=None, timer=0)
-        cancelled = Outcome(off, (CancelChange(),), f"no change is pending any more ({asked.why})")
+        cancelled = Outcome(
+            off, (events.CancelChange(),), f"no change is pending any more ({asked.why})"
+        )
         return cancelled if not membership.waiting else _gather(cancelled, rules, seat)
     return Outcome(membership) if wanted else _gather(Outcome(membership), rules, seat)
 
@@ -188,7 +179,7 @@ def _differ(one: Change, other: Change) -> bool:
 def _ask(membership: MembershipState, seat: Assignment, change: Change) -> Outcome:
     begun, timer = _timer(membership, seat, change.seconds)
     begun = msgspec.structs.replace(begun, asked=change)
-    ask = AskToSave(
+    ask = events.AskToSave(
         seat.incarnation,
         seat.round,
         change.kind,
@@ -222,10 +213,10 @@ def _gather(so_far: Outcome, rules: MembershipRules, seat: Assignment) -> Outcom
 
 def _timer(
     membership: MembershipState, seat: Assignment, seconds: float
-) -> tuple[MembershipState, StartChangeTimer]:
+) -> tuple[MembershipState, events.StartChangeTimer]:
     number = membership.timers + 1
     begun = msgspec.structs.replace(membership, timer=number, timers=number)
-    return begun, StartChangeTimer(seat.round, seconds, number)
+    return begun, events.StartChangeTimer(seat.round, seconds, number)
 
 
 def _due(membership: MembershipState, rules: MembershipRules, seat: Assignment) -> Outcome:
@@ -240,7 +231,9 @@ def _due(membership: MembershipState, rules: MembershipRules, seat: Assignment) 
         notices=tuple(one for one in membership.notices if one.node != asked.node),
         over=membership.over | {asked.node},
     )
-    cancelled = Outcome(over, (CancelChange(),), f"{asked.who} has not left in {asked.seconds:g} s")
+    cancelled = Outcome(
+        over, (events.CancelChange(),), f"{asked.who} has not left in {asked.seconds:g} s"
+    )
     updated = _update(over, rules, seat)
     return updated if updated.actions else cancelled
 
@@ -253,33 +246,35 @@ def _saved(
         return Outcome(membership, then=then, reason=_text(then))
     if membership.notices:
         return Outcome(membership)  # the leaving node acts next
-    release = ReleaseWorkers(seat.incarnation, seat.round, step)
+    release = events.ReleaseWorkers(seat.incarnation, seat.round, step)
     return Outcome(membership, (release,), "the workers have saved, but no change is pending")
 
 
-def end_of(membership: MembershipState) -> Exit | None:
+def end_of(membership: MembershipState) -> events.Exit | None:
     """Return how this agent exits if its round ends now, None if it joins the next round."""
     if membership.leaving is not None:
         return membership.leaving
     for notice in membership.notices:
         if notice.mine:
-            return Exit(EXIT_SIGNAL_BASE + SIGTERM, f"this node leaves: {notice.why}")
+            return events.Exit(EXIT_SIGNAL_BASE + SIGTERM, f"this node leaves: {notice.why}")
     return None
 
 
-def _change(membership: MembershipState, rules: MembershipRules, how: str) -> Join | Exit | None:
+def _change(
+    membership: MembershipState, rules: MembershipRules, how: str
+) -> events.Join | events.Exit | None:
     """Return what this agent does once no save is waited for."""
     if end := end_of(membership):
         return msgspec.structs.replace(end, text=end.text + how)
     if membership.waiting and rules.admit is not Newcomers.NEVER:
-        return Join(wait(membership.waiting) + how)
+        return events.Join(wait(membership.waiting) + how)
     return None
 
 
-def _text(then: Join | Exit | None) -> str:
+def _text(then: events.Join | events.Exit | None) -> str:
     if then is None:
         return ""
-    return then.why if isinstance(then, Join) else then.text
+    return then.why if isinstance(then, events.Join) else then.text
 
 
 def wait(count: int) -> str:

@@ -8,7 +8,6 @@ printed once and the handler is not called again. A full disk ends the log, not 
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from types import TracebackType
 from typing import IO, Self
 
 import msgspec
@@ -76,12 +75,7 @@ class EventLog:
                 raise ParameterError(f"--events {self._path}: {error.strerror}") from error
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()

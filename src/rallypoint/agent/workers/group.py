@@ -8,7 +8,6 @@ worker is left.
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -47,12 +46,7 @@ class WorkerGroup:
         self.reaper = Reaper(complain, self.mark)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Kill all workers, and end the reaper."""
         try:
             if self._processes is not None:
