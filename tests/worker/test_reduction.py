@@ -107,7 +107,7 @@ def test_all_reduce_refuses_arrays_that_do_not_match() -> None:
     group = Group(3)
     for error in group.run(lambda w: w.all_reduce(np.ones(2 + (w.rank == 1)))):
         assert isinstance(error, ParameterError)
-        assert "rank 1 gave sum of <f8 (3,), but rank 0 gave sum of <f8 (2,)" in str(error)
+        assert "rank 1 passed sum of <f8 (3,), but rank 0 passed sum of <f8 (2,)" in str(error)
     for result in group.run(lambda w: w.all_reduce(np.ones(2))):
         np.testing.assert_array_equal(result, [3.0, 3.0])
 

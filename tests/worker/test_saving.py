@@ -17,7 +17,7 @@ from rallypoint.worker import saving
 from rallypoint.worker.change import ChangeKind, PendingChange
 from rallypoint.worker.saving import (
     BLOCK_SECONDS,
-    PLAN,
+    PLAN_KEY,
     REQUESTS_PER_SECOND,
     SAVED,
     Saving,
@@ -207,7 +207,7 @@ def test_store_usage_does_not_grow() -> None:
     for step in range(100):
         for rank in ranks:
             rank.should_save(step)
-    assert store.list() == [PLAN]
+    assert store.list() == [PLAN_KEY]
 
 
 def test_same_step_has_the_same_answer() -> None:
@@ -274,5 +274,5 @@ def test_lost_plan_is_made_again() -> None:
     ranks = [Saving(store, 2, lambda: None, Clock()) for _ in range(2)]
     for rank in ranks:
         assert not rank.should_save(0)
-    store.delete_key(PLAN)
+    store.delete_key(PLAN_KEY)
     assert [rank.should_save(1) for rank in ranks] == [False, False]

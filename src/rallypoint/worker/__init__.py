@@ -1,16 +1,15 @@
-"""What a worker process uses: who it is, and collectives over the run's store.
+"""The API of a worker process: its rank, collectives over the run's store, and elastic training.
 
-Enough to train small models without torch: `barrier`, `all_gather`, `broadcast` and
-`all_reduce` go through the store that `rallypoint run` names in the environment. Every
-member of a round calls the same collectives in the same order.
+`barrier`, `all_gather`, `broadcast` and `all_reduce` use the store that `rallypoint run` names
+in the environment, and suffice to train small models without torch. All workers of a round call
+the same collectives in the same order.
 
-A round changes when nodes come and go. `should_save` tells all ranks at the same step that
-this is about to happen, `State` keeps what must outlive it, and `elastic` is the loop that
-does both.
+When nodes join or leave, a new round begins and its workers are new processes. `should_save`
+tells all ranks to save at the same step before that, `State` saves and restores, and `elastic`
+is the training loop that uses both.
 """
 
 from rallypoint.worker.change import ChangeKind, PendingChange
-from rallypoint.worker.elastic import elastic
 from rallypoint.worker.member import Timeout, Worker
 from rallypoint.worker.process import (
     all_gather,
@@ -31,7 +30,7 @@ from rallypoint.worker.process import (
 )
 from rallypoint.worker.progress import beat, rest, step
 from rallypoint.worker.reduction import Op
-from rallypoint.worker.state import State
+from rallypoint.worker.state import State, elastic
 
 __all__ = [
     "ChangeKind",

@@ -1,12 +1,20 @@
-"""Where states are kept: a folder, or the run's store. One writer each.
+"""Checkpoints: their format, and the two places to store them, a folder or the run's store.
 
-In both, a reader sees a state whole or not at all, and the newest few are kept, so that one
-which turns out to be damaged costs a few steps and not the run.
+A checkpoint is msgpack with a checksum in front:
 
-A writer of an earlier round may still be at it (its machine stood still for a while, and was
-given up): it can neither replace nor remove what is newer than its own.
+    "rallypoint-state 1\n"  SHA-256 of the rest (32 bytes)  msgpack of [step, values]
+
+Values are numbers, str, bytes, None, lists and dicts of these, and numpy arrays. Two types are
+msgpack extensions: 1 an array, [dtype, shape, bytes]; 2 an integer of more than 64 bits, as
+decimal text (numpy's random generators contain such). Reading executes no code (no pickle), and
+the checksum reveals a truncated or changed file.
+
+Both places store a checkpoint atomically, and keep the newest few, so that a damaged one costs
+a few steps and not the run. A writer of an earlier round may still be running (its machine hung,
+and counts as lost): it can neither replace nor delete newer checkpoints.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -19,43 +27,108 @@ import msgspec
 
 from rallypoint.errors import ParameterError
 from rallypoint.store.api import Store
-from rallypoint.worker.snapshot import unpack
+from rallypoint.worker.reduction import numpy_or_error
 
 logger = logging.getLogger("rallypoint")
 
-PART_BYTES = 8 * 1024 * 1024  # far below a frame
+MAGIC = b"rallypoint-state 1\n"
+PART_BYTES = 8 * 1024 * 1024  # far below a frame's limit
+_HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
+_ARRAY, _LONG = 1, 2
+_PLAIN_INTS = range(-(2**63), 2**64)
+_PLAIN_KINDS = "biufcSUmM"  # numpy's kinds of dtypes without Python objects
 _NAME = re.compile(r"step-(\d+)\.state")
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A whole state that was found: its step, its values, and the bytes that it was made of."""
+    """A valid checkpoint: its step and values, and the bytes that contain them."""
 
     step: int
     values: dict[str, Any]
     content: bytes
 
 
+def pack(step: int, values: dict[str, Any]) -> bytes:
+    """Return the bytes of a checkpoint. Raises ParameterError for unsupported values."""
+    try:
+        body = msgspec.msgpack.encode([step, _with_long(values)], enc_hook=_encode)
+    except (NotImplementedError, OverflowError, TypeError, msgspec.MsgspecError) as error:
+        raise ParameterError(
+            f"this state cannot be saved: {error}; supported are numbers, str, bytes, None, "
+            "numpy arrays, and lists and dicts of these"
+        ) from error
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def checksum(content: bytes) -> bytes:
+    """Return the checksum in a checkpoint's bytes."""
+    return content[len(MAGIC) : _HEAD_BYTES]
+
+
+def unpack(content: bytes) -> Checkpoint | None:
+    """Return the checkpoint in these bytes, None if they are damaged."""
+    body = content[_HEAD_BYTES:]
+    if content[:_HEAD_BYTES] != MAGIC + hashlib.sha256(body).digest():
+        return None
+    step, values = msgspec.msgpack.decode(body, type=tuple[int, dict[str, Any]], ext_hook=_decode)
+    return Checkpoint(step, values, content)
+
+
+def _with_long(value: Any) -> Any:
+    """Return the value with long integers as extensions, since msgspec rejects them."""
+    if isinstance(value, dict):
+        return {name: _with_long(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_long(each) for each in value]
+    if type(value) is int and value not in _PLAIN_INTS:
+        return msgspec.msgpack.Ext(_LONG, str(value).encode())
+    return value
+
+
+def _encode(value: Any) -> Any:
+    np = numpy_or_error(f"saving a {type(value).__name__}")
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"it holds a {type(value).__module__}.{type(value).__qualname__}")
+    if value.dtype.kind not in _PLAIN_KINDS:
+        raise NotImplementedError(f"it holds an array of dtype {value.dtype}")
+    array = [value.dtype.str, value.shape, value.tobytes()]
+    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(array))
+
+
+def _decode(code: int, data: memoryview) -> Any:
+    if code == _LONG:
+        return int(bytes(data))
+    if code != _ARRAY:
+        raise ParameterError(f"this state was saved by a newer version (extension {code})")
+    kind = tuple[str, tuple[int, ...], bytes]
+    dtype, shape, content = msgspec.msgpack.decode(data, type=kind)
+    np = numpy_or_error("restoring an array")
+    return np.frombuffer(content, dtype=dtype).reshape(shape).copy()
+
+
 class CheckpointStorage(ABC):
-    """Where the states of a run are kept."""
+    """Where the checkpoints of a run are stored."""
 
     @abstractmethod
     def newest(self) -> Checkpoint | None:
-        """Return the newest state that is whole, None if there is none."""
+        """Return the newest valid checkpoint, None if there is none."""
 
     @abstractmethod
     def put(self, step: int, content: bytes) -> None:
-        """Keep a state, and let go of all that are older but the newest few."""
+        """Store a checkpoint durably, and delete the oldest ones."""
 
-    def clear(self) -> None:  # noqa: B027 - not every storage has something to clear away
-        """Take away what a writer that was killed has left; while nobody writes."""
+    def clear(self) -> None:  # noqa: B027 - only folders contain partial files
+        """Delete partial files of killed writers; no writer may be running."""
 
 
 class FolderStorage(CheckpointStorage):
-    """A folder with one file a step.
+    """A folder with one file per step.
 
     Args:
-        path: of the folder; it is made when it is needed.
-        keep: how many files stay.
+        path: of the folder; made when needed.
+        keep: number of files to keep.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -64,11 +137,10 @@ class FolderStorage(CheckpointStorage):
 
     def newest(self) -> Checkpoint | None:
         for _step, path in sorted(self._files(), reverse=True):
-            content = path.read_bytes()
-            read = unpack(content)
-            if read is not None:
-                return Checkpoint(*read, content)
-            logger.warning("%s is torn or damaged; the one before it is taken", path)
+            found = unpack(path.read_bytes())
+            if found is not None:
+                return found
+            logger.warning("%s is truncated or damaged; using the one before it", path)
         return None
 
     def put(self, step: int, content: bytes) -> None:
@@ -96,7 +168,7 @@ class FolderStorage(CheckpointStorage):
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder outlive a power cut."""
+    """Make the names in a folder durable."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -105,21 +177,21 @@ def _sync(folder: Path) -> None:
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One state in the store: its step, and the keys of its parts."""
+    """A checkpoint in the store: its step, and the keys of its parts."""
 
     step: int
     keys: tuple[str, ...]
 
 
 class StoreStorage(CheckpointStorage):
-    """The run's store: for states that are small enough to live with the server.
+    """The run's store, for small checkpoints.
 
     Args:
         store: of the run, not of the round.
-        name: tells the states of one run apart.
-        writer: unique to the round, so that no two write the same keys.
-        keep: how many states stay.
-        limit_bytes: of one state.
+        name: distinguishes several states of one run.
+        writer: unique to the round, so that no two writers write the same keys.
+        keep: number of checkpoints to keep.
+        limit_bytes: size of the largest checkpoint.
     """
 
     def __init__(self, store: Store, name: str, writer: str, keep: int, limit_bytes: int) -> None:
@@ -132,9 +204,9 @@ class StoreStorage(CheckpointStorage):
     def newest(self) -> Checkpoint | None:
         for entry in _entries(self._store.get_nowait(self._key)):
             content = b"".join(self._store.get_nowait(key, b"") or b"" for key in entry.keys)
-            read = unpack(content)
-            if read is not None:
-                return Checkpoint(*read, content)
+            found = unpack(content)
+            if found is not None:
+                return found
             logger.warning("the state of step %d in the store is damaged", entry.step)
         return None
 
@@ -160,7 +232,7 @@ def _entries(written: bytes | None) -> tuple[_Entry, ...]:
 
 
 def put_parts(store: Store, prefix: str, content: bytes) -> tuple[str, ...]:
-    """Write content in parts that fit; return their keys."""
+    """Store content in parts of `PART_BYTES`; return their keys."""
     keys = part_keys(prefix, len(content))
     for number, key in enumerate(keys):
         store.set(key, content[number * PART_BYTES : (number + 1) * PART_BYTES])
@@ -168,14 +240,14 @@ def put_parts(store: Store, prefix: str, content: bytes) -> tuple[str, ...]:
 
 
 def part_keys(prefix: str, size: int) -> tuple[str, ...]:
-    """Return the keys of the parts of so many bytes."""
+    """Return the keys of the parts of a content of `size` bytes."""
     return tuple(f"{prefix}/{number}" for number in range(-(-size // PART_BYTES)))
 
 
 def check_size(size: int, limit_bytes: int) -> None:
-    """Raise ParameterError if a state is too large to go through the store."""
+    """Raise ParameterError if a checkpoint is too large for the store."""
     if size > limit_bytes:
         raise ParameterError(
-            f"the state has {size:,} bytes, and at most {limit_bytes:,} go through the run's "
-            "store; give State a folder that all nodes share, or raise its limit_bytes"
+            f"the state has {size:,} bytes, but the run's store takes at most {limit_bytes:,}; "
+            "give State a folder that all nodes share, or raise its limit_bytes"
         )

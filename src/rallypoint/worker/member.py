@@ -1,7 +1,7 @@
-"""One member of a round: who it is, and the collectives that it can take part in.
+"""One worker of a round, and its collectives.
 
-All keys are below `worker/<incarnation>.<round>/`. A round that was left half-way (a worker
-died in a collective) leaves keys behind, and the next round never meets them.
+All keys begin with `worker/<incarnation>.<round>/`, so that the keys of an interrupted round (a
+worker died in a collective) do not affect the next one.
 """
 
 from collections.abc import Callable
@@ -19,24 +19,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Timeout = float | timedelta | None
+"""Seconds or a timedelta; None is the store's own timeout."""
 
 
 def round_prefix(incarnation: int, round_number: int) -> str:
-    """Return what the keys of a round's workers begin with, in the run's store."""
+    """Return the prefix of the keys of a round's workers in the run's store."""
     return f"worker/{incarnation}.{round_number}"
 
 
 class Worker:
-    """One member of a round, and the collectives it can take part in.
+    """One worker of a round. The functions of `rallypoint.worker` describe its collectives.
 
     Args:
-        store: shared by all members of the run; keys are kept below the round's prefix.
+        store: of the run; the round's keys have the round's prefix.
         rank: 0 to world_size - 1.
         world_size: number of workers in the round.
         local_rank: rank among the workers of this node.
         round_number: number of the round.
         incarnation: of the run.
-        pending: returns the change that this node's agent has announced, None if none.
+        pending: returns the membership change that this node's agent has announced, or None.
+
+    Raises:
+        ParameterError: the rank is out of range.
     """
 
     def __init__(
@@ -66,28 +70,19 @@ class Worker:
         self._reductions = Reductions(self.store, rank, world_size, round_number)
 
     def barrier(self, timeout: Timeout = None) -> None:
-        """Wait for all members; a timeout (StoreTimeoutError) names the missing ranks."""
+        """Wait until every worker of the round has called this."""
         self.store.barrier("barrier", self.world_size, timeout, self.rank)
 
     def all_gather(self, value: Value, timeout: Timeout = None) -> list[bytes]:
-        """Give `value`; return the values of all members, in rank order."""
+        """Return the values of all ranks, in rank order."""
         return self.store.all_gather("gather", value, self.rank, self.world_size, timeout)
 
     def broadcast(self, value: Value | None = None, timeout: Timeout = None) -> bytes:
-        """Return rank 0's `value` on every member; what the others give is ignored."""
+        """Return rank 0's `value`; the other ranks' values are ignored."""
         return self.store.broadcast("broadcast", value, self.rank, self.world_size, timeout)
 
     def all_reduce(
         self, array: "NDArray[Any]", op: Op = "sum", timeout: Timeout = None
     ) -> "NDArray[Any]":
-        """Return the members' arrays combined element by element, the same bits on all.
-
-        Args:
-            array: numbers (integer, float or complex); the same dtype and shape everywhere.
-            op: "sum", "mean" (not of integers), "max" or "min" (not of complex numbers).
-            timeout: for the whole call, in seconds or a timedelta; None is the store's own.
-
-        Raises ParameterError on every member when one of them gave another dtype, shape or
-        op, and StoreTimeoutError with the ranks that have not come.
-        """
+        """Return the arrays of all ranks, combined element by element."""
         return self._reductions.all_reduce(array, op, timeout)

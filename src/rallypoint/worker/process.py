@@ -1,6 +1,6 @@
-"""This process's worker: the one that `rallypoint run` describes in the environment.
+"""The functions of `rallypoint.worker`, for the worker that this process is.
 
-The functions are those of `Worker`, for that one.
+`rallypoint run` describes that worker in the environment; `use` replaces it in a test.
 """
 
 import os
@@ -39,9 +39,9 @@ def use(
     incarnation: int = 1,
     pending: Callable[[], PendingChange | None] = no_change,
 ) -> Worker:
-    """Be this worker from now on, in this thread (context) only; for tests and notebooks.
+    """Make this thread (context) a worker from now on; for tests and notebooks.
 
-    The arguments are those of `Worker`.
+    Takes the arguments of `Worker`, and returns it.
     """
     worker = Worker(
         store,
@@ -57,7 +57,7 @@ def use(
 
 
 def current() -> Worker:
-    """Return the worker given with `use`, else the one that the environment describes."""
+    """Return the worker set with `use`, else that of the environment. Raises ParameterError."""
     global _from_environment
     given = _given.get()
     if given is not None:
@@ -71,7 +71,8 @@ def current() -> Worker:
 def from_environment(environ: Mapping[str, str]) -> Worker:
     """Return the worker that `rallypoint run` describes in the environment.
 
-    Raises ParameterError naming the variable that is missing or wrong.
+    Raises:
+        ParameterError: a variable is missing or invalid.
     """
     rank = _number(environ, "RANK")
     world_size = _number(environ, "WORLD_SIZE")
@@ -90,8 +91,8 @@ def _text(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
     if not value:
         raise ParameterError(
-            f"{name} is not set in the environment: start me with rallypoint run "
-            f"(or call rallypoint.worker.use first)"
+            f"{name} is not set in the environment: start this process with rallypoint run, "
+            "or call rallypoint.worker.use first"
         )
     return value
 
@@ -107,11 +108,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def open_store(environ: Mapping[str, str], tls: "TLS | None" = None) -> Store:
-    """Open the run's store that an environment describes. Raises ParameterError.
+    """Open the run's store that an environment describes.
 
     Args:
         environ: with RALLYPOINT_STORE, RALLYPOINT_RUN_ID and RALLYPOINT_TOKEN.
         tls: files for TLS; None: those of this process's environment.
+
+    Raises:
+        ParameterError: a variable is missing or invalid.
     """
     address = _text(environ, "RALLYPOINT_STORE")
     if is_engine_url(address):
@@ -148,7 +152,7 @@ def _tcp_store(text: str, environ: Mapping[str, str], wrong: str, tls: "TLS | No
 
 
 def store() -> Store:
-    """Return a store shared by the members of this round, and only of this round."""
+    """Return a store shared by the workers of this round only."""
     return current().store
 
 
@@ -163,72 +167,109 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this worker's rank among those of its node."""
+    """Return this worker's rank among the workers of its node."""
     return current().local_rank
 
 
 def round() -> int:
-    """Return the number of the round that this worker takes part in."""
+    """Return the number of this worker's round."""
     return current().round
 
 
 def barrier(timeout: Timeout = None) -> None:
-    """Wait until every worker of the round is here: `Worker.barrier` of this process."""
+    """Wait until every worker of the round has called this.
+
+    Args:
+        timeout: in seconds, or a timedelta; None is the store's timeout.
+
+    Raises:
+        StoreTimeoutError: the message names the missing ranks.
+    """
     current().barrier(timeout)
 
 
 def all_gather(value: Value, timeout: Timeout = None) -> list[bytes]:
-    """Return every rank's value, by rank: `Worker.all_gather` of this process."""
+    """Return the values of all ranks, in rank order.
+
+    Args:
+        value: of this rank; bytes, or a str, which is encoded as UTF-8.
+        timeout: in seconds, or a timedelta; None is the store's timeout.
+
+    Raises:
+        StoreTimeoutError: the message names the missing ranks.
+    """
     return current().all_gather(value, timeout)
 
 
 def broadcast(value: Value | None = None, timeout: Timeout = None) -> bytes:
-    """Return the value of rank 0: `Worker.broadcast` of this process."""
+    """Return rank 0's value on every rank.
+
+    Args:
+        value: bytes, or a str, which is encoded as UTF-8; ignored on ranks other than 0.
+        timeout: in seconds, or a timedelta; None is the store's timeout.
+
+    Raises:
+        StoreTimeoutError: rank 0 did not call in time.
+    """
     return current().broadcast(value, timeout)
 
 
 def all_reduce(array: "NDArray[Any]", op: Op = "sum", timeout: Timeout = None) -> "NDArray[Any]":
-    """Return all ranks' arrays combined: `Worker.all_reduce` of this process."""
+    """Return the arrays of all ranks, combined element by element.
+
+    Every rank gets a new array of the same shape and dtype, with the same bits.
+
+    Args:
+        array: integers, floats or complex numbers; the same dtype and shape on every rank.
+        op: "sum", "mean" (not for integers), "max" or "min" (not for complex numbers).
+        timeout: of the whole call in seconds, or a timedelta; None is the store's timeout.
+
+    Raises:
+        ParameterError: on every rank, if the dtypes, shapes or ops differ or are unsupported.
+        StoreTimeoutError: the message names the missing ranks.
+    """
     return current().all_reduce(array, op, timeout)
 
 
 def pending_change() -> PendingChange | None:
-    """Return the change of the round that this node's agent has announced, None if none.
+    """Return the membership change that this node's agent has announced, None if there is none.
 
-    It costs one look at a file of this machine; ask as often as you like. Not all ranks need
-    see a change at the same moment: for what all must do alike, see `should_save`.
+    A call costs one `stat` of a local file. Different ranks may see a change at different
+    moments; use `should_save` for decisions that all ranks must take alike.
     """
     return current().pending_change() if is_member() else None
 
 
 def should_save(step: int, every: int = 0) -> bool:
-    """Return whether to save the state now; the same answer for the same step on every rank.
+    """Return whether to save the state at this step; the same on every rank.
 
-    True where a change of the round pends and the ranks have agreed on this step (see
-    `saved`). Ask at the same point of each step, on every rank.
+    True if a membership change is pending and the ranks have agreed to save at this step, and
+    at each multiple of `every`. Every rank calls it at the same point of each step. Outside
+    `rallypoint run` only `every` counts.
 
     Args:
-        step: number of the step, growing.
-        every: True also at each multiple of it; 0 for none.
+        step: number of the step; it must not decrease.
+        every: number of steps between regular saves; 0 for none.
 
-    Outside `rallypoint run` only `every` counts.
+    Raises:
+        StoreTimeoutError: the run's store did not answer.
     """
     agreed = current().saving.should_save(step) if is_member() else False
     return agreed or (every > 0 and step > 0 and step % every == 0)
 
 
 def saved(step: int) -> None:
-    """Say that this rank's part of the state of `step` is safe; call it on every rank.
+    """Report that this rank has saved its part of the state of `step`; every rank calls it.
 
-    If the ranks saved for a change, it waits for that: once all ranks have said so, the round
-    is over, and the agent ends this process in here. It returns if the change is called off
-    or its time is over. Otherwise it does nothing.
+    If the ranks saved for a membership change, this waits for it: once all ranks have called,
+    the round ends, and the agent ends this process during the call. It returns if the change
+    is cancelled or its time is over, and at once if the save was a regular one.
     """
     if is_member():
-        with rest():  # no hang, however long the change takes
+        with rest():  # a long wait is no hang
             current().saving.saved(step)
 
 
 def is_member() -> bool:
-    """Return whether this process (or thread: see `use`) is a worker of a run at all."""
+    """Return whether this process, or this thread after `use`, is a worker of a run."""
     return _given.get() is not None or "RALLYPOINT_STORE" in os.environ

@@ -1,9 +1,9 @@
-"""How a worker shows that it goes on: a counter in memory that it shares with its agent.
+"""How a worker reports progress: a counter in memory that it shares with its agent.
 
-The agent makes a small file and names it in the worker's environment (`PROGRESS_FILE`); both map
-it. Telling a step is then a store to memory: no system call, whatever the rate. The first
-one also registers a signal (`STACK_SIGNAL`) at which this process writes the stacks of its
-threads to stderr, so that the agent can say where a worker stands still.
+The agent makes a small file and names it in the worker's environment (`PROGRESS_FILE`); both
+map it. So reporting a step is a write to memory, without a system call. The first report also
+registers a signal (`STACK_SIGNAL`) on which this process writes the stacks of its threads to
+stderr, so that the agent can report where a worker hangs.
 """
 
 import contextlib
@@ -18,51 +18,51 @@ from pathlib import Path
 PROGRESS_FILE = "RALLYPOINT_PULSE"
 STACK_SIGNAL = "RALLYPOINT_STACK_SIGNAL"
 SIZE_BYTES = 24
-_FORM = struct.Struct("=Qqq")  # moves so far, the last step told, how many rests it is in
+_FORMAT = struct.Struct("=Qqq")  # number of reports, last step, number of open `rest` blocks
 _STDERR = 2
 
 
 class ProgressWriter:
-    """A worker's end."""
+    """The worker's side."""
 
     def __init__(self, path: str | Path) -> None:
         """Map the file. Raises OSError."""
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
-        self._moves, self._step, self._rests = _FORM.unpack_from(self._memory)
+        self._count, self._step, self._rests = _FORMAT.unpack_from(self._memory)
 
     def beat(self) -> None:
-        """Say that the work goes on."""
-        self._moves += 1
-        _FORM.pack_into(self._memory, 0, self._moves, self._step, self._rests)
+        """Report progress."""
+        self._count += 1
+        _FORMAT.pack_into(self._memory, 0, self._count, self._step, self._rests)
 
     def rest(self, more: int) -> None:
-        """Begin (1) or end (-1) a wait in which nothing is expected to move."""
+        """Begin (1) or end (-1) a block in which no progress is expected."""
         self._rests += more
         self.beat()
 
     def step(self, number: int) -> None:
-        """Say which step this is; the same number again is no progress."""
-        if number != self._step or not self._moves:
+        """Report a step; the same step again is no progress."""
+        if number != self._step or not self._count:
             self._step = number
             self.beat()
 
 
 class ProgressReader:
-    """The agent's end; makes the file."""
+    """The agent's side, which makes the file."""
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(_FORM.pack(0, 0, 0))
+        path.write_bytes(_FORMAT.pack(0, 0, 0))
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE_BYTES, access=mmap.ACCESS_READ)
 
     def read(self) -> tuple[int, int]:
-        """Return how often the worker has moved, and its last step.
+        """Return the number of reports, and the last step.
 
-        No moves: it tells nothing, or rests; it is not watched then.
+        The number is 0 if the worker has reported nothing, or is in a `rest` block.
         """
-        moves, step, rests = _FORM.unpack_from(self._memory)
-        return (0 if rests else moves), step
+        count, step, rests = _FORMAT.unpack_from(self._memory)
+        return (0 if rests else count), step
 
     def close(self) -> None:
         """Unmap the file."""
@@ -70,24 +70,24 @@ class ProgressReader:
 
 
 def open_progress(environ: Mapping[str, str]) -> ProgressWriter | None:
-    """Return this process's progress, None where no agent watches it."""
+    """Return this process's writer, None if no agent watches it."""
     path = environ.get(PROGRESS_FILE)
     if not path:
         return None
     try:
-        progress = ProgressWriter(path)
+        writer = ProgressWriter(path)
     except FileNotFoundError:
-        return None  # its agent is gone, or it lives elsewhere
+        return None  # the agent is gone, or on another machine
     if number := environ.get(STACK_SIGNAL):
         faulthandler.register(int(number), file=_STDERR, all_threads=True)
-    return progress
+    return writer
 
 
 _lock = threading.Lock()
 _own: list[ProgressWriter | None] = []
 
 
-def _progress() -> ProgressWriter | None:
+def _writer() -> ProgressWriter | None:
     if not _own:
         with _lock:
             if not _own:
@@ -96,31 +96,31 @@ def _progress() -> ProgressWriter | None:
 
 
 def beat() -> None:
-    """Say that this worker goes on; with `--hang-timeout`, its agent watches for it.
+    """Report progress; after the first report, `--hang-timeout` applies to this worker.
 
-    Costs no system call. Without an agent that watches, nothing happens.
+    A call makes no system call, and has no effect without an agent that watches for hangs.
     """
-    progress = _progress()
-    if progress is not None:
-        progress.beat()
+    writer = _writer()
+    if writer is not None:
+        writer.beat()
 
 
 @contextlib.contextmanager
 def rest() -> Iterator[None]:
-    """Be in no hurry within this block: a long evaluation, a wait for others; see `beat`."""
-    progress = _progress()
-    if progress is None:
+    """Suspend `--hang-timeout` during the block, for example in a long evaluation."""
+    writer = _writer()
+    if writer is None:
         yield
         return
-    progress.rest(1)
+    writer.rest(1)
     try:
         yield
     finally:
-        progress.rest(-1)
+        writer.rest(-1)
 
 
 def step(number: int) -> None:
-    """Say that this worker is at step `number`; see `beat`. The same one again is no progress."""
-    progress = _progress()
-    if progress is not None:
-        progress.step(number)
+    """Report that this worker begins step `number`, as `beat`; the same step is no progress."""
+    writer = _writer()
+    if writer is not None:
+        writer.step(number)

@@ -1,15 +1,13 @@
-"""all_reduce through a store: one rank adds, all get the very same bits.
+"""all_reduce through a store.
 
-Rank 0 does it: each rank puts its array under a key, rank 0 reads them, adds them in rank
-order and publishes the sum. For N ranks and S bytes the store carries N*S in and 2*N*S out,
-where an all-gather would carry N*N*S out. A reduce-scatter through a store would carry the
-same bytes, as all of them pass one server anyway, and need more requests; it would only
-spread the additions, which are not what takes time here. One rank adding in rank order has a
-merit besides: all ranks get the very same bits, whatever came first.
+Each rank stores its array, and rank 0 reads them, adds them in rank order and stores the sum,
+so that all ranks get the same bits. For N ranks and S bytes the store receives N*S and sends
+2*N*S; an all-gather would send N*N*S. A reduce-scatter would transfer the same bytes through
+the one server with more requests, and only spread the additions, which take little time.
 
-What is in the store at a time is bounded too: arrays go in chunks of `CHUNK_BYTES`, rank 0
-deletes the parts with the same request that publishes the sum, and deletes a sum when all
-parts of the next have come, since a rank gives its next part only after it read the sum.
+The space in the store is bounded: arrays are split into chunks of `CHUNK_BYTES`. Rank 0 deletes
+the parts in the request that stores their sum. It deletes a sum once all parts of the next have
+arrived, since a rank stores its next part only after it has read the sum.
 """
 
 from datetime import timedelta
@@ -22,20 +20,20 @@ from rallypoint.store.api import Store
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHUNK_BYTES = 8 * 1024 * 1024  # far below a frame, large enough to make requests count little
-READ_BYTES = 32 * 1024 * 1024  # rank 0 reads parts together up to this many bytes
+CHUNK_BYTES = 8 * 1024 * 1024  # far below a frame's limit, and large enough to need few requests
+READ_BYTES = 32 * 1024 * 1024  # rank 0 reads up to this many bytes of parts at once
 
 Op = Literal["sum", "mean", "max", "min"]
 _OK, _REFUSED = b"+", b"-"
 
 
 class Reductions:
-    """The reductions of one member of a round, numbered.
+    """The numbered reductions of one worker.
 
     Args:
         store: of the round.
         rank: 0 to world_size - 1.
-        world_size: number of members.
+        world_size: number of workers.
         round_number: of the round, for errors.
     """
 
@@ -49,7 +47,7 @@ class Reductions:
     def all_reduce(
         self, array: "NDArray[Any]", op: Op, timeout: float | timedelta | None
     ) -> "NDArray[Any]":
-        """Return all ranks' arrays combined (`Worker.all_reduce` has the rules)."""
+        """Return the arrays of all ranks, combined (see `rallypoint.worker.all_reduce`)."""
         np = numpy_or_error()
         given = np.ascontiguousarray(array).reshape(np.shape(array))
         _check_reducible(given, op)
@@ -79,7 +77,7 @@ class Reductions:
                 answer = self.store.get(_sum_key(step), deadline.remaining())
             except StoreTimeoutError as error:
                 raise self._missing(step, deadline) from error
-        self._reductions = step + 1  # only now: a call that timed out can be made again
+        self._reductions = step + 1  # last, so that a call that timed out can be repeated
         if answer[:1] == _REFUSED:
             raise ParameterError(answer[1:].decode())
         combined: NDArray[Any] = numpy_or_error().frombuffer(answer, dtype=part.dtype, offset=1)
@@ -112,13 +110,13 @@ class Reductions:
         return answer
 
     def _missing(self, step: int, deadline: Deadline) -> StoreTimeoutError:
-        """Return the error that says which ranks have not come to reduction `step`."""
+        """Return the error that names the ranks missing in reduction `step`."""
         prefix = _part_key(step, "")
         came = {int(key.removeprefix(prefix)) for key in self.store.list(prefix)}
         absent = [rank for rank in range(1, self.world_size) if rank not in came]
         if self.rank != 0 and not absent:
             absent = [0]
-        names = ", ".join(map(str, absent)) or "none (the last one came just now)"
+        names = ", ".join(map(str, absent)) or "none (the last one has just arrived)"
         return StoreTimeoutError(
             f"all_reduce number {step} in round {self.round}: rank {self.rank} of "
             f"{self.world_size} waited {deadline.elapsed():.1f} s; missing ranks: {names}"
@@ -134,7 +132,7 @@ def _sum_key(step: int) -> str:
 
 
 def _mismatch(rank: int, theirs: bytes, kind: bytes) -> str:
-    return f"all_reduce: rank {rank} gave {theirs.decode()}, but rank 0 gave {kind.decode()}"
+    return f"all_reduce: rank {rank} passed {theirs.decode()}, but rank 0 passed {kind.decode()}"
 
 
 def _combine(total: "NDArray[Any]", body: bytes, op: Op) -> None:
@@ -152,7 +150,7 @@ def _check_reducible(array: "NDArray[Any]", op: str) -> None:
 
 
 def numpy_or_error(what: str = "all_reduce") -> Any:
-    """Return the module numpy. Raises ParameterError that says how to install it."""
+    """Return numpy. Raises ParameterError with the command that installs it."""
     try:
         import numpy
     except ImportError as error:

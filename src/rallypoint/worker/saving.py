@@ -1,27 +1,24 @@
-"""At which step to save: agreed by all ranks exactly, at one request for each half second.
+"""How the ranks agree at which step to save, with one request per half second.
 
-The agents announce a change to their workers at slightly different moments, and no two ranks
-are at the same step then. So the ranks agree on records, all under one key that only
-compare-and-swap changes:
+The agents announce a change at slightly different moments, and the ranks are at different steps
+then. So the ranks agree on a plan, stored under one key that only compare-and-swap changes:
 
-    Record(next, saves, wanted)
+    Plan(next, saves, wanted)
 
-A record answers for all steps below `next`: those in `saves` are saved at, no others. A rank
-that comes to a step at or above `next` proposes the record that follows: a block of steps,
-`next` being its end, with its own step added to `saves` if it knows of a change. The first
-proposal wins and the others follow it. As no rank has been told anything about a step at or
-above `next` before that, the answer for a step is the same on all ranks, whatever the order
-in which they come. A rank that loses while it alone knows of a change sets `wanted`, so that
-the next record has the save.
+A plan decides all steps below `next`: all ranks save at the steps in `saves`, and at no other. A
+rank that reaches `next` or a later step proposes the next plan: `next` moves to the end of a
+block of steps, and its own step is added to `saves` if it knows of a change. The first proposal
+wins, and the other ranks follow it. No rank got an answer for a step from `next` on before, so
+all ranks get the same answer for a step, in whatever order they ask. A rank that loses, and
+alone knows of a change, sets `wanted`, so that the next plan contains a save.
 
-Blocks are about `BLOCK_SECONDS` long by the proposer's own pace, and grow at most twofold; with
-more than a thousand ranks they are longer, so that a server has no more than
-`REQUESTS_PER_SECOND` of them. A rank that cannot reach the store waits for it: alone it could
-not know what the others do.
+A block lasts about `BLOCK_SECONDS` at the proposer's pace, and at most twice as long as the last
+one; with more than a thousand ranks it is longer, to stay below `REQUESTS_PER_SECOND` at the
+server. A rank that cannot reach the store waits for it, since alone it cannot know the plan.
 
-Saved by all: each rank counts itself in under `saved_count`; the last one writes the step
-under `SAVED`, which the agents watch. Then the agents change the round, or, when the change
-was called off, let the workers go on (`release_key`).
+Each rank that has saved increments `saved_count`; the last one writes the step to `SAVED`, which
+the agents watch. They then end the round, or, if the change was cancelled, release the workers
+(`release_key`).
 """
 
 import time
@@ -35,28 +32,28 @@ from rallypoint.worker.change import PendingChange
 
 BLOCK_SECONDS = 0.5
 REQUESTS_PER_SECOND = 2000
-MIN_WAIT_SECONDS = 1.0  # for the change, once all have saved, however little time it had
-PLAN = "save/plan"
+MIN_WAIT_SECONDS = 1.0  # for the change after all have saved, even if its time is over
+PLAN_KEY = "save/plan"
 SAVED = "save/saved"
 
 
 def saved_count(step: int) -> str:
-    """Return the key that counts the ranks which have saved at `step`."""
+    """Return the key that counts the ranks that have saved at `step`."""
     return f"save/{step}/count"
 
 
 def release_key(step: int) -> str:
-    """Return the key that agents set when the change that `step` was saved for is off."""
+    """Return the key that an agent sets when the change that caused the save is cancelled."""
     return f"save/{step}/go-on"
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What is agreed.
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks have agreed on.
 
     Args:
-        next: the first step that nothing is agreed about.
-        saves: steps to save at, with the seconds that a rank then waits for the change.
-        wanted: such seconds, where a rank wants a save that is not agreed yet; else 0.
+        next: the first undecided step.
+        saves: steps to save at -> seconds that a rank then waits for the change.
+        wanted: such seconds, if a rank wants a save that is not planned yet; else 0.
     """
 
     next: int
@@ -65,13 +62,13 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Saving:
-    """One rank's side of the agreement.
+    """One rank's part in the agreement.
 
     Args:
         store: of the round.
         world_size: number of ranks.
-        pending: returns the change that this rank knows of, None if none.
-        clock: monotonic seconds.
+        pending: returns the change that this rank knows of, or None.
+        clock: monotonic clock.
     """
 
     def __init__(
@@ -86,62 +83,62 @@ class Saving:
         self._pending = pending
         self._clock = clock
         self._block_seconds = max(BLOCK_SECONDS, world_size / REQUESTS_PER_SECOND)
-        self._raw: bytes | None = None  # the record as it is stored
-        self._record: Record | None = None
+        self._raw: bytes | None = None  # the plan as stored
+        self._plan: Plan | None = None
         self._begun: tuple[int, float] | None = None  # step and time of the last agreement
-        self._served = 0  # number of the change that a save has been agreed for
-        self._told: set[int] = set()
+        self._served = 0  # number of the change that a save is planned for
+        self._reported: set[int] = set()
 
     def should_save(self, step: int) -> bool:
         """Return whether all ranks save at `step`."""
-        record = self._record
-        if record is None or step >= record.next:
-            record = self._agree(step)
-        return step in record.saves
+        plan = self._plan
+        if plan is None or step >= plan.next:
+            plan = self._agree(step)
+        return step in plan.saves
 
     def saved(self, step: int) -> None:
-        """Count this rank in, and wait for the change (see `rallypoint.worker.saved`)."""
-        if self._record is None or step not in self._record.saves or step in self._told:
+        """Report a save, and wait for the change (see `rallypoint.worker.saved`)."""
+        if self._plan is None or step not in self._plan.saves or step in self._reported:
             return
-        self._told.add(step)
-        self._serve()
+        self._reported.add(step)
+        self._mark_served()
         if self._store.add(saved_count(step), 1) == self._world_size:
             self._store.set(SAVED, str(step))
         try:
-            self._store.get(release_key(step), self._record.saves[step])
+            self._store.get(release_key(step), self._plan.saves[step])
         except StoreTimeoutError:
-            return  # the change has not come in its time; the work goes on
+            return  # the change did not happen in its time; training continues
 
-    def _agree(self, step: int) -> Record:
+    def _agree(self, step: int) -> Plan:
         size = self._block(step)
-        record = self._record or Record(step)
-        while step >= record.next:
-            record = self._propose(self._following(record, step, size))
-        while (seconds := self._wish()) and not record.wanted:
-            record = self._propose(msgspec.structs.replace(record, wanted=seconds))
+        plan = self._plan or Plan(step)
+        while step >= plan.next:
+            plan = self._propose(self._following(plan, step, size))
+        while (seconds := self._wanted_seconds()) and not plan.wanted:
+            plan = self._propose(msgspec.structs.replace(plan, wanted=seconds))
         self._begun = (step, self._clock())
-        return record
+        return plan
 
-    def _following(self, record: Record, step: int, size: int) -> Record:
-        seconds = max(record.wanted, self._wish())
-        return Record(step + size, record.saves | {step: seconds} if seconds else record.saves)
+    def _following(self, plan: Plan, step: int, size: int) -> Plan:
+        seconds = max(plan.wanted, self._wanted_seconds())
+        return Plan(step + size, plan.saves | {step: seconds} if seconds else plan.saves)
 
-    def _propose(self, record: Record) -> Record:
-        """Store the record if nobody was faster; return the one that stands."""
-        before = self._record
-        proposed = msgspec.msgpack.encode(record)
-        _swapped, current = self._store.compare_and_swap(PLAN, self._raw, proposed)
-        if current is None:  # the store has lost it: the same once more, as the first
+    def _propose(self, plan: Plan) -> Plan:
+        """Store the plan unless another rank was first; return the stored one."""
+        before = self._plan
+        proposed = msgspec.msgpack.encode(plan)
+        _swapped, current = self._store.compare_and_swap(PLAN_KEY, self._raw, proposed)
+        if current is None:  # the store has lost the plan: propose it as the first one
             self._raw = None
-            return self._propose(record)
+            return self._propose(plan)
         self._raw = current
-        self._record = stands = msgspec.msgpack.decode(current, type=Record)
-        if len(stands.saves) > (0 if before is None else len(before.saves)):
-            self._serve()
-        return stands
+        self._plan = agreed = msgspec.msgpack.decode(current, type=Plan)
+        if len(agreed.saves) > (0 if before is None else len(before.saves)):
+            self._mark_served()
+        return agreed
 
     def _block(self, step: int) -> int:
-        """Return how many steps of this rank's pace make a block."""
+        """Return the number of steps of a block at this rank's pace."""
         if self._begun is None:
             return 1
         steps, elapsed = step - self._begun[0], self._clock() - self._begun[1]
@@ -149,13 +146,13 @@ class Saving:
             return max(1, 2 * steps)
         return max(1, min(2 * steps, round(self._block_seconds * steps / elapsed)))
 
-    def _wish(self) -> float:
-        """Return the seconds of a change that no save has been agreed for; 0 for none."""
+    def _wanted_seconds(self) -> float:
+        """Return the seconds left for a change without a planned save; 0 for none."""
         change = self._pending()
         if change is None or change.number == self._served:
             return 0.0
         return max(MIN_WAIT_SECONDS, change.seconds_left)
 
-    def _serve(self) -> None:
+    def _mark_served(self) -> None:
         change = self._pending()
         self._served = 0 if change is None else change.number

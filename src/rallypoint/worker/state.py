@@ -1,11 +1,12 @@
-"""What must outlive a round: workers are new processes in each, and find their state again.
+"""The state of a training run, saved and restored across rounds, and the loop that does both.
 
-One rank saves, all restore: each looks for the newest state that it can reach, they tell each
-other what they found, and those that have less (a newcomer without the folder, a file that
-is torn) get the newest through the store. So all ranks go on from the same step.
+The workers of each round are new processes. One rank saves. To restore, every rank looks for
+its newest checkpoint, and the ranks exchange what they found. A rank without the newest one (a
+new node without the folder, or a damaged file) gets it through the store, so that all ranks
+resume at the same step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from rallypoint.worker.checkpoint_storage import (
     FolderStorage,
     StoreStorage,
     check_size,
+    checksum,
+    pack,
     part_keys,
     put_parts,
+    unpack,
 )
 from rallypoint.worker.member import Worker
-from rallypoint.worker.process import current, is_member
-from rallypoint.worker.snapshot import checksum, pack, unpack
+from rallypoint.worker.process import barrier, current, is_member, saved, should_save
+from rallypoint.worker.progress import step as report_step
 
 LIMIT_BYTES = 64 * 1024 * 1024
 
@@ -32,24 +36,27 @@ Values = dict[str, Any]
 
 
 class State:
-    """The step that the work has come to, and all that it needs to go on from there.
+    """The number of completed steps, and the values needed to resume after them.
 
-    Give either a dict that the work changes in storage, or two functions:
+    Pass either a dict that the training changes in place, or two functions:
 
         state = State({"weights": weights}, folder="checkpoints")
         state = State(dump=model.dump, load=model.load, folder="checkpoints")
 
     Args:
-        values: names and their values (numbers, texts, bytes, None, numpy arrays, lists and
-            dicts of these); `restore` puts what it found into it.
+        values: names and values (numbers, str, bytes, None, numpy arrays, lists and dicts of
+            these); `restore` updates it.
         dump: returns such a dict; called on the rank that saves.
-        load: takes over such a dict; called on every rank if there is a state.
-        folder: where states are kept, one file a step. None: in the run's store, which lasts
-            as long as the run's server.
-        shared: whether all nodes see the same folder. If not, one rank of each node saves.
-        keep: how many states are kept.
-        limit_bytes: size of a state that may go through the store.
-        name: tells several states of one run in the store apart.
+        load: takes such a dict; called on every rank if there is a checkpoint.
+        folder: for the checkpoints, one file per step. None: the run's store, which lasts as
+            long as the run's server.
+        shared: whether all nodes share the folder. If not, one rank of each node saves.
+        keep: number of checkpoints to keep.
+        limit_bytes: largest checkpoint that may go through the store.
+        name: distinguishes several states of one run in the store.
+
+    Raises:
+        ParameterError: the arguments contradict each other.
     """
 
     def __init__(
@@ -79,37 +86,44 @@ class State:
         self._name = name
 
     def save(self) -> None:
-        """Keep the state of `step`, if this rank is one that does.
+        """Save the state of `step`, if this rank is one that saves; it is durable on return.
 
-        When it returns the state is safe. Raises ParameterError for values that cannot be
-        kept, and OSError when the folder cannot be written.
+        Raises:
+            ParameterError: a value has an unsupported type, or the state is too large.
+            OSError: the folder is not writable.
         """
         member = _member()
         if self._saves(member):
             self._storage(member).put(self.step, pack(self.step, self._dump()))
 
     def restore(self) -> bool:
-        """Take over the newest state that any rank can reach; return whether there is one.
+        """Load the newest checkpoint that any rank can read; every rank calls this.
 
-        A collective: every rank calls it. Raises ParameterError on all ranks when some lack
-        a state that is too large to be sent to them.
+        Returns:
+            Whether there is a checkpoint.
+
+        Raises:
+            ParameterError: on all ranks, if some lack a checkpoint too large to send.
+            StoreTimeoutError: not all ranks have called in time.
         """
         member = _member()
         storage = self._storage(member)
         found = storage.newest()
         if self._saves(member):
             storage.clear()
-        mine = _Told() if found is None else _Told(found.step, len(found.content), _sum(found))
-        given = member.all_gather(msgspec.msgpack.encode(mine))
-        told = [msgspec.msgpack.decode(one, type=_Told) for one in given]
-        newest = max(told)
+        own = _Summary()
+        if found is not None:
+            own = _Summary(found.step, len(found.content), checksum(found.content))
+        gathered = member.all_gather(msgspec.msgpack.encode(own))
+        summaries = [msgspec.msgpack.decode(one, type=_Summary) for one in gathered]
+        newest = max(summaries)
         if newest.step < 0:
             return False
-        if any(one != newest for one in told):
+        if any(one != newest for one in summaries):
             check_size(newest.size, self._limit_bytes)
-            found = _exchange(member, found, told, newest)
-        if found is None:  # what the sum was made of is what was found
-            raise ParameterError(f"the state of step {newest.step} did not come whole")
+            found = _exchange(member, found, summaries, newest)
+        if found is None:
+            raise ParameterError(f"the state of step {newest.step} arrived damaged")
         self.step = found.step
         self._load(found.values)
         return True
@@ -124,27 +138,23 @@ class State:
         return StoreStorage(member.run_store, self._name, writer, self._keep, self._limit_bytes)
 
 
-class _Told(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """What a rank has found: step, size in bytes and checksum; -1 for nothing."""
+class _Summary(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A rank's newest checkpoint: step (-1 for none), size in bytes and checksum."""
 
     step: int = -1
     size: int = 0
     sum: bytes = b""
 
 
-def _sum(found: Checkpoint) -> bytes:
-    return checksum(found.content)
-
-
 def _exchange(
-    member: Worker, found: Checkpoint | None, told: list[_Told], newest: _Told
+    member: Worker, found: Checkpoint | None, summaries: list[_Summary], newest: _Summary
 ) -> Checkpoint | None:
-    """Give the newest state to those who lack it; return this rank's."""
-    prefix, source = "state/exchange", told.index(newest)
+    """Send the newest checkpoint to the ranks that lack it; return this rank's."""
+    prefix, source = "state/exchange", summaries.index(newest)
     if member.rank == source and found is not None:
         put_parts(member.store, prefix, found.content)
-    elif told[member.rank] != newest:
-        found = _found(b"".join(member.store.multi_get(part_keys(prefix, newest.size))))
+    elif summaries[member.rank] != newest:
+        found = unpack(b"".join(member.store.multi_get(part_keys(prefix, newest.size))))
     member.barrier()
     if member.rank == source:
         for key in part_keys(prefix, newest.size):
@@ -152,10 +162,39 @@ def _exchange(
     return found
 
 
-def _found(content: bytes) -> Checkpoint | None:
-    read = unpack(content)
-    return None if read is None else Checkpoint(*read, content)
-
-
 def _member() -> Worker:
     return current() if is_member() else Worker(MemoryStore(), 0, 1)
+
+
+def elastic(state: State, steps: int, every: int = 0) -> Iterator[int]:
+    """Restore the state, and yield each remaining step, up to `steps` - 1.
+
+        state = worker.State({"weights": weights}, folder="checkpoints")
+        for step in worker.elastic(state, 10_000, every=500):
+            train(step, state.values["weights"])
+
+    Saves the state before nodes join or leave, at each multiple of `every`, and at the end. A
+    step counts as done when the next one is requested. Each step is also reported to the agent
+    (`rallypoint.worker.step`).
+
+    Args:
+        state: its `step` counts the completed steps.
+        steps: number of steps of the whole training.
+        every: number of steps between regular saves, for nodes that are lost without notice;
+            0 for none.
+
+    Raises:
+        ParameterError, OSError, StoreTimeoutError: as `State.save` and `State.restore`.
+    """
+    state.restore()
+    while state.step < steps:
+        report_step(state.step)
+        yield state.step
+        state.step += 1
+        if state.step == steps:
+            state.save()
+        elif should_save(state.step, every):
+            state.save()
+            saved(state.step)
+    if is_member():
+        barrier()  # no rank ends before the last state is saved
