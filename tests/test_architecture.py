@@ -61,7 +61,6 @@ PURE = [
     "doctor/fitness.py",
     "integrations/kubernetes.py",
     "integrations/mpi.py",
-    "integrations/ports.py",
     "integrations/slurm.py",
     "net/certificate.py",
     "net/handshake.py",

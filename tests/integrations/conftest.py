@@ -11,7 +11,7 @@ PACKAGES = {
     "accelerate": ["test_train_accelerate.py"],
     "jax": ["test_train_jax.py"],
     "kubernetes_validate": ["test_manifests.py"],
-    "tensorplay": ["tensorplay/test_handler.py", "tensorplay/test_store.py"],
+    "tensorplay": ["tensorplay/test_handler.py"],
     "torch": [
         "torchrun/test_handler.py",
         "torchrun/test_local_agent.py",

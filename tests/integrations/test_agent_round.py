@@ -76,7 +76,7 @@ def test_exit_barrier_opens_when_no_agent_is_left() -> None:
 
 @pytest.mark.cases("case-D3")
 def test_finished_agent_sends_no_further_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.integrations.agent_round.DONE_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("rallypoint.integrations.agent_round.FINISHED_CHECK_SECONDS", 0.1)
     agent_round, handler = make_round()
     agent_round.add("exit/a/count", 1)
     with pytest.raises(StoreTimeoutError):

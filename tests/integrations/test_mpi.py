@@ -1,7 +1,7 @@
 import pytest
 
 from rallypoint.integrations.mpi import read
-from rallypoint.integrations.ports import port_of
+from rallypoint.integrations.slurm import port_of
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",

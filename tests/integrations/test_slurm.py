@@ -1,8 +1,7 @@
 import pytest
 
 from rallypoint.errors import ParameterError
-from rallypoint.integrations.ports import port_of
-from rallypoint.integrations.slurm import first_host, hosts, read
+from rallypoint.integrations.slurm import FIRST_PORT, PORT_COUNT, first_host, hosts, port_of, read
 
 STEP = {
     "SLURM_JOB_ID": "123",
@@ -82,3 +81,11 @@ def test_short_lists_of_hosts_are_read(nodes: str, names: list[str]) -> None:
 def test_invalid_values_are_refused(nodes: str) -> None:
     with pytest.raises(ParameterError, match="SLURM_STEP_NODELIST"):
         list(hosts(nodes))
+
+
+def test_port_of_a_job_is_below_the_ephemeral_range() -> None:
+    ports = [port_of(f"job-{number}") for number in range(1000)]
+    assert ports == [port_of(f"job-{number}") for number in range(1000)]
+    assert min(ports) >= FIRST_PORT
+    assert max(ports) < FIRST_PORT + PORT_COUNT <= 32768
+    assert len(set(ports)) > 900

@@ -1,5 +1,4 @@
-"""Rallypoint inside other programs: plug-ins for launchers, readers of schedulers' variables.
+"""Plug-ins for launchers (torchrun, TensorPlay), and readers of schedulers' variables.
 
-Everything here stands on the public API and nothing of the package imports it: launchers
-and `rallypoint run` find it through entry points.
+Launchers and `rallypoint run` find them by entry points; no other package imports them.
 """

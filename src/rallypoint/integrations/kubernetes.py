@@ -1,6 +1,6 @@
-"""Where a node is, in the variables of a Kubernetes pod: `rallypoint run ...`. PURE.
+"""Options of `rallypoint run` from the variables of a Kubernetes pod. PURE.
 
-Read are, the first that is there:
+The first of these that is present counts:
 
 * LeaderWorkerSet: LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX, set by it;
 * Kubeflow's trainers: PET_MASTER_ADDR, PET_MASTER_PORT, PET_NODE_RANK, set by them (the
@@ -10,10 +10,10 @@ Read are, the first that is there:
 * an indexed Job: JOB_COMPLETION_INDEX and HOSTNAME, which Kubernetes sets, with
   RALLYPOINT_SUBDOMAIN, the headless service, from the manifest.
 
-The pod of index 0 hosts. It uses its own address (POD_IP) where the manifest gives it: its
-name may be unknown to DNS until long after it has started. The others look the name up
-afresh until it is there. RALLYPOINT_PORT is the port, 29400 if not given. The manifests of
-deploy/kubernetes/ set all of this.
+The pod of index 0 runs the server. It uses its own address (POD_IP) if the manifest sets it,
+since DNS may not know its name until long after its start. The other pods retry the name until
+it resolves. RALLYPOINT_PORT is the port, 29400 by default. The manifests in deploy/kubernetes/
+set all of this.
 """
 
 from collections.abc import Mapping

@@ -1,16 +1,15 @@
-"""One node's part in a run, as the agents of other launchers want it.
+"""Adapts a Rallypoint handler to the agents of other launchers.
 
-The agents of torchrun and TensorPlay know of a rendezvous only what they poll:
-`num_nodes_waiting()`. All that a node must hear of is therefore said through that number: a
-round that is over, a run that was closed, a node that was shut out make it 1, the agent
-stops its workers and asks for the next round, and the answer (a round or an error) says the
-rest. What such an agent cannot say, a adapter concludes:
+The agents of torchrun and TensorPlay poll only `num_nodes_waiting()`. So that number carries
+every change: it is 1 when the round is over, the run is closed or this node is fenced. The agent
+then stops its workers and joins again, and the result (a round or an error) tells it the rest.
+What such an agent does not report, the adapter infers:
 
-* it comes to its exit barrier: its workers have succeeded, this node is done (rule F1);
-* it shuts down without having come there: its workers failed for good, which ends the run
-  for all, as with the launcher's own backends;
-* it shuts down while another exception passes, or ends without a word (a signal): that
-  ends nothing but this node's part (rule L3, case-C9).
+* it reaches its exit barrier: its workers succeeded, and this node is done (rule F1);
+* it shuts down without having reached it: its workers failed for good, which ends the run for
+  all, as with the launcher's own backends;
+* it shuts down during another exception, or ends without shutting down (a signal): only this
+  node leaves (rule L3, case-C9).
 """
 
 import logging
@@ -44,14 +43,14 @@ from rallypoint.rendezvous.coordinator import Report
 
 logger = logging.getLogger("rallypoint")
 
-GIVES_UP = "its workers failed and its restarts are used up, or its agent was shut down"
+GAVE_UP = "its workers failed and its restarts are used up, or its agent was shut down"
 
 
 @contextmanager
 def errors_of(api: ModuleType) -> Iterator[None]:
-    """Raise our errors as those of the same name of a launcher's rendezvous module.
+    """Raise rendezvous errors as the errors of the same name in a launcher's module.
 
-    ParameterError passes: it is a ValueError, which is what launchers raise there.
+    ParameterError is not changed: it is a ValueError, which launchers raise too.
     """
     try:
         yield
@@ -63,16 +62,16 @@ def errors_of(api: ModuleType) -> Iterator[None]:
 def core_parameters(
     source: Any, config: Mapping[str, Any], without: Collection[str] = ()
 ) -> RendezvousParameters:
-    """Return our parameters for a launcher's, whose names are the same.
+    """Convert a launcher's parameters, which have the same names.
 
     Args:
         source: the launcher's parameters.
-        config: what its user gave as configuration.
-        without: names in it that are not for us.
+        config: the user's configuration.
+        without: its names that are not settings of Rallypoint.
     """
     ours = {name: value for name, value in config.items() if name not in without}
     for name in sorted(set(ours) - defaults.parameters()):
-        logger.warning("--rdzv-conf %s: rallypoint has no such setting, and goes on without", name)
+        logger.warning("--rdzv-conf %s: rallypoint has no such setting, and ignores it", name)
     return RendezvousParameters(
         backend="core",
         endpoint=source.endpoint,
@@ -87,10 +86,10 @@ def core_parameters(
 
 
 def _attempt_to_host(params: RendezvousParameters) -> Callable[[], ServerProcess | None] | None:
-    """Return what starts the server where the endpoint can be had; None: this node never hosts.
+    """Return a function that starts the server if the endpoint is free; None: never on this node.
 
-    The server is a process of its own, so that it outlives the agent that started it.
-    `is_host=true` means this machine: of several agents on it any one may host.
+    The server is a separate process, so that it outlives the agent that started it.
+    `is_host=true` means this machine; any of several agents on it may start the server.
     """
     endpoint, is_host = params.endpoint, params.get_as_bool("is_host")
     if is_host:
@@ -107,12 +106,12 @@ def _attempt_to_host(params: RendezvousParameters) -> Callable[[], ServerProcess
 
 
 class LauncherAdapter:
-    """A handler of ours, driven by another launcher's agent.
+    """A handler that is driven by another launcher's agent.
 
     Args:
-        params: as made by `core_parameters`.
+        params: as returned by `core_parameters`.
         launcher: its name, for people.
-        keys: what its agent calls its keys.
+        keys: names of its agent's keys.
     """
 
     def __init__(self, params: RendezvousParameters, launcher: str, keys: AgentKeys) -> None:
@@ -120,7 +119,7 @@ class LauncherAdapter:
         spawned = attempt() if attempt is not None else None
         if spawned is not None:
             params.endpoint = spawned.endpoint
-        params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
+        params.config["is_host"] = False  # the server is a separate process, here or elsewhere
         handler = get_rendezvous_handler(params)
         if not isinstance(handler, DynamicRendezvousHandler):
             raise RendezvousStateError(f"{launcher} needs an elastic backend, got {handler!r}")
@@ -131,11 +130,11 @@ class LauncherAdapter:
         self._hosting: Callable[[], AbstractContextManager[object]] = nullcontext
         if attempt is not None and spawned is None:
             self._hosting = lambda: retry_hosting(handler, attempt, logger.warning)
-        # An agent that ends by a signal calls nothing: the others are told all the same.
+        # An agent that a signal ends does not shut down; this node leaves nevertheless.
         self._end = weakref.finalize(self, _end_of, handler, os.getpid())
 
     def join(self) -> tuple[RendezvousInfo, AgentRound]:
-        """Ask for the next round; raises our errors."""
+        """Join the next round. Raises errors of `rallypoint.errors`."""
         why = ""
         if self._round is not None and not self.waiting():
             why = f"{self._label} asked for a new round: its workers failed"
@@ -156,13 +155,13 @@ class LauncherAdapter:
         return info, self._round
 
     def waiting(self) -> int:
-        """Return what `num_nodes_waiting` shall say (see the head of this file)."""
+        """Return the value of `num_nodes_waiting` (see the head of this file)."""
         view = self.handler.view()
         ended = view.closed is not None and not view.closed.finished
         return 1 if ended or view.fenced is not None else self.handler.num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        """End this node's part, and the run where this agent has given up."""
+        """Leave the run, and close it if this agent has given up."""
         if not self._end.alive:
             return True
         done = self._round is not None and self._round.finished
@@ -170,9 +169,9 @@ class LauncherAdapter:
         gave_up = passing is None or type(passing).__name__ == "ChildFailedError"
         try:
             if gave_up and not done and not self.handler.is_closed():
-                self.handler.set_closed(f"{self._label}: {GIVES_UP}")
+                self.handler.set_closed(f"{self._label}: {GAVE_UP}")
         except RallypointError as error:
-            logger.warning("the others could not be told of the end: %s", error)
+            logger.warning("the others could not be notified of the end: %s", error)
             return False
         finally:
             self._end()
@@ -180,7 +179,7 @@ class LauncherAdapter:
 
 
 class _Reports:
-    """What a join waits for; silent the first time, as members seldom come at once."""
+    """Returns the run's report, but not the first time, since nodes seldom join all at once."""
 
     def __init__(self, handler: DynamicRendezvousHandler) -> None:
         self._handler = handler
@@ -194,8 +193,60 @@ class _Reports:
 
 
 def _end_of(handler: DynamicRendezvousHandler, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child ends nothing of its parent's
+    if os.getpid() == pid:  # a forked child must not leave in its parent's name
         try:
             handler.shutdown()
         except RallypointError as error:
-            logger.info("left without a word to the coordinator: %s", error)
+            logger.info("left without notifying the coordinator: %s", error)
+
+
+class LauncherHandler:
+    """The methods that the handlers of all launchers share.
+
+    Args:
+        api: the launcher's rendezvous module, whose errors are raised.
+        backend: the name that the user gave.
+        adapter: of this node.
+    """
+
+    def __init__(self, api: ModuleType, backend: object, adapter: LauncherAdapter) -> None:
+        self._api = api
+        self._backend = backend
+        self._adapter = adapter
+
+    def get_backend(self) -> str:
+        """Return the backend's name, as the user gave it."""
+        return str(self._backend)
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._adapter.handler.get_run_id()
+
+    def is_closed(self) -> bool:
+        """Return whether the run is known to be closed; sends no request."""
+        with errors_of(self._api):
+            return self._adapter.handler.is_closed()
+
+    def set_closed(self) -> None:
+        """Close the run for all nodes."""
+        with errors_of(self._api):
+            self._adapter.handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Return the number of waiting nodes, at least 1 if this node must join again.
+
+        Sends no request.
+        """
+        with errors_of(self._api):
+            return self._adapter.waiting()
+
+    def shutdown(self) -> bool:
+        """Leave the run (see `LauncherAdapter.shutdown`)."""
+        return self._adapter.shutdown()
+
+    def bootstrap(self, info: RendezvousInfo) -> Any:
+        """Return the launcher's RendezvousStoreInfo of a round, None if it has none."""
+        found = info.bootstrap_store_info
+        if found is None:
+            return None
+        return self._api.RendezvousStoreInfo(found.master_addr, found.master_port)

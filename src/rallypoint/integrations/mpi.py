@@ -1,20 +1,20 @@
-"""Where a node is, in the variables of an MPI launcher: `mpirun rallypoint run ...`. PURE.
+"""Options of `rallypoint run` from the variables of an MPI launcher. PURE.
 
-Each process that mpirun starts is a node; its rank is its rank and slot. Read are the
-variables of Open MPI (OMPI_*), of PMIx and of PMI (MPICH, Intel MPI). MPI itself is not
-used. Where all processes are on one machine they meet there; else the user says on which
-(`--endpoint`), since these variables name no machine.
+With `mpirun rallypoint run ...` each process is a node; its MPI rank is its rank and slot. The
+variables are those of Open MPI (OMPI_*), PMIx and PMI (MPICH, Intel MPI). MPI itself is not
+used. If all processes are on one machine, the endpoint is there; else the user gives it
+(`--endpoint`), since the variables name no machine.
 """
 
 from collections.abc import Mapping
 
-from rallypoint.integrations.ports import port_of
+from rallypoint.integrations.slurm import port_of
 
 LOOPBACK = "127.0.0.1"
 
 
 def read(env: Mapping[str, str]) -> dict[str, object] | None:
-    """Return options of `rallypoint run`, None where no MPI launcher started this process."""
+    """Return options of `rallypoint run`, None if no MPI launcher started this process."""
     rank, size, local_size, job = _open_mpi(env) or _pmi(env) or ("", "", "", "")
     if not (rank.isdigit() and size.isdigit()):
         return None
@@ -25,7 +25,7 @@ def read(env: Mapping[str, str]) -> dict[str, object] | None:
         "node_rank": int(rank),
         "slot": f"{run_id}/{rank}",
     }
-    if local_size == size and size != "1":  # one alone meets nobody
+    if local_size == size and size != "1":  # a single node needs no endpoint
         found["endpoint"] = f"{LOOPBACK}:{port_of(run_id)}"
     return found
 
@@ -40,7 +40,7 @@ def _open_mpi(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
 
 
 def _pmi(env: Mapping[str, str]) -> tuple[str, str, str, str] | None:
-    if "SLURM_STEP_ID" in env:  # srun speaks PMI too; its own variables say more
+    if "SLURM_STEP_ID" in env:  # srun sets PMI variables too; its own contain more
         return None
     rank, size = env.get("PMI_RANK"), env.get("PMI_SIZE")
     if rank is None or size is None:

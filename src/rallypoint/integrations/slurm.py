@@ -1,30 +1,42 @@
-"""Where a node is, in the variables of a Slurm step: `srun rallypoint run ...`. PURE.
+"""Options of `rallypoint run` from the variables of a Slurm step. PURE.
 
-Each task of the step is a node. Task 0 runs on the first machine of the step's list, which
-hosts; run id, port, rank and slot follow from what Slurm says to all tasks alike:
+With `srun rallypoint run ...` each task of the step is a node. Task 0 is on the first machine of
+the step's node list, and runs the server. All tasks derive run id, port, rank and slot from
+variables that are the same for all:
 
-* the run is named as Slurm names the step (`slurm-123.0`, `slurm-120_4.0` for element 4 of
-  an array), and a requeued job begins another run (`slurm-123.0-r1`);
-* the task's number is its rank, and with the job its slot: a task that is started again
-  takes the place of the one before at once.
+* the run is named after the step (`slurm-123.0`, `slurm-120_4.0` for element 4 of an array), and
+  a requeued job is a new run (`slurm-123.0-r1`);
+* the task's number is its rank, and job and number are its slot, so that a restarted task
+  replaces the former one at once.
 
-A batch script without srun, and an mpirun within the job, are not steps of this kind.
+A batch script without srun, and mpirun inside a job, are not covered.
 Variables: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 
 from rallypoint.errors import ParameterError
-from rallypoint.integrations.ports import port_of
 
-# Slurm kills KillWait (30 s) after it asked; what is left of that is for saying goodbye.
+# Slurm sends SIGKILL 30 s (KillWait) after SIGTERM; the agent needs some of that to leave.
 STOP_GRACE_SECONDS = 25.0
+FIRST_PORT, PORT_COUNT = 20_000, 10_000
 _PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 
 
+def port_of(job: str) -> int:
+    """Return a port that all nodes derive from the job's name.
+
+    Two jobs on one machine share a port in one case of ten thousand; the second one then gets
+    an error, since its token or run id differs. The ports are below those that the kernel
+    assigns to outgoing connections.
+    """
+    return FIRST_PORT + zlib.crc32(job.encode()) % PORT_COUNT
+
+
 def read(env: Mapping[str, str]) -> dict[str, object] | None:
-    """Return options of `rallypoint run`, None outside a step of srun. ParameterError."""
+    """Return options of `rallypoint run`, None outside a step. Raises ParameterError."""
     step, task = env.get("SLURM_STEP_ID"), env.get("SLURM_PROCID")
     if step is None or task is None or "OMPI_COMM_WORLD_RANK" in env:
         return None
@@ -41,7 +53,7 @@ def read(env: Mapping[str, str]) -> dict[str, object] | None:
         "slot": f"{name}/{task}",
         "stop_grace": STOP_GRACE_SECONDS,
     }
-    if nodes and tasks != "1":  # one alone meets nobody
+    if nodes and tasks != "1":  # a single node needs no endpoint
         found["endpoint"] = f"{first_host(nodes)}:{_port(env, run_id)}"
     return found
 
@@ -59,12 +71,12 @@ def _port(env: Mapping[str, str], run_id: str) -> int:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first name of a list such as `gpu[01-04,7],login1`."""
+    """Return the first host of a list such as `gpu[01-04,7],login1`."""
     return next(hosts(nodes))
 
 
 def hosts(nodes: str) -> Iterator[str]:
-    """Yield the names of a list in Slurm's short form. ParameterError if it is none."""
+    """Yield the hosts of a list in Slurm's short form. Raises ParameterError."""
     parts = _PART.findall(nodes)
     if ",".join(parts) != nodes:
         raise ParameterError(f"SLURM_STEP_NODELIST={nodes!r}: not a list of hosts")

@@ -1,13 +1,12 @@
 """The plug-in for TensorPlay: `python -m rallypoint.integrations.tensorplay ...`.
 
-TensorPlay has an entry point group for handlers, `tp.elastic.handlers`, and registers the
-loaded object itself, where torch registers what the loaded object returns. Its release 1.0.0
-however never looks into that group: the function that would is called by nobody. So running
-this package is TensorPlay's own launcher, with its own options, after that look:
+TensorPlay registers the objects in its entry point group `tp.elastic.handlers`, where torch
+registers what such an object returns. But its release 1.0.0 never calls the function that reads
+this group. So running this package registers the handler, then runs TensorPlay's own launcher:
 
     python -m rallypoint.integrations.tensorplay --rdzv-backend rallypoint ...
 
-A release that looks for itself needs no more than `python -m tensorplay.distributed.run`.
+With a release that reads the group, `python -m tensorplay.distributed.run` suffices.
 docs/tensorplay.md compares the two APIs.
 """
 
@@ -24,7 +23,7 @@ def create_handler(params: Any) -> Any:
 
 
 def register() -> None:
-    """Make `rallypoint` known in this process; doing so again changes nothing."""
+    """Register `rallypoint` in this process; a second call has no effect."""
     from tensorplay.distributed.elastic.rendezvous import get_registry
 
     get_registry().register(NAME, create_handler)

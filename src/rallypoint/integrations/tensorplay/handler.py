@@ -1,12 +1,20 @@
-"""TensorPlay's RendezvousHandler over a Rallypoint run (see `integrations.launcher_adapter`)."""
+"""TensorPlay's RendezvousHandler and Store, over a Rallypoint run (see `launcher_adapter`)."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from tensorplay import distributed as dist
 from tensorplay.distributed.elastic.rendezvous import api
 
-from rallypoint.integrations.agent_round import AgentKeys
-from rallypoint.integrations.launcher_adapter import LauncherAdapter, core_parameters, errors_of
-from rallypoint.integrations.tensorplay.store import RoundStore
+from rallypoint.errors import StoreTimeoutError
+from rallypoint.integrations.agent_round import AgentKeys, AgentRound
+from rallypoint.integrations.launcher_adapter import (
+    LauncherAdapter,
+    LauncherHandler,
+    core_parameters,
+    errors_of,
+)
 
 KEYS = AgentKeys(
     role_info="tp_elastic/role_info/",
@@ -14,59 +22,95 @@ KEYS = AgentKeys(
     exit_barrier="tp_elastic/agent/terminal_state",
     arrivals="ARRIVED",
 )
-NOT_OURS = ("min_nodes", "max_nodes", "rank")  # given as attributes of the parameters too
+NOT_OURS = ("min_nodes", "max_nodes", "rank")  # also attributes of the parameters
+Value = bytes | str
 
 
-class TensorPlayHandler(api.RendezvousHandler):  # type: ignore[misc] # it is not installed there
-    """What `python -m tensorplay.distributed.run --rdzv-backend rallypoint` drives.
+class TensorPlayHandler(LauncherHandler, api.RendezvousHandler):  # type: ignore[misc] # not installed there
+    """The handler of `python -m tensorplay.distributed.run --rdzv-backend rallypoint`.
 
     Args:
-        params: TensorPlay's RendezvousParameters; its config takes our names.
+        params: TensorPlay's RendezvousParameters; its config takes Rallypoint's names.
     """
 
     def __init__(self, params: Any) -> None:
-        self._backend = params.backend
         ours = core_parameters(params, params.config, without=NOT_OURS)
-        self._adapter = LauncherAdapter(ours, "TensorPlay", KEYS)
-
-    def get_backend(self) -> str:
-        """Return the name that this handler was asked for under."""
-        return str(self._backend)
+        super().__init__(api, params.backend, LauncherAdapter(ours, "TensorPlay", KEYS))
 
     @property
     def use_agent_store(self) -> bool:
-        """Return False: rank 0 of the workers hosts their store, at the round's address."""
+        """Return False: rank 0 of the workers runs their store, at the round's address."""
         return False
 
     def next_rendezvous(self) -> api.RendezvousInfo:
-        """Join, or join again, and block until the round is agreed."""
+        """Join the next round, and wait until it is sealed."""
         with errors_of(api):
             info, agent_round = self._adapter.join()
-        place = info.bootstrap_store_info
-        master = None
-        if place is not None:
-            master = api.RendezvousStoreInfo(place.master_addr, place.master_port)
-        return api.RendezvousInfo(RoundStore(agent_round), info.rank, info.world_size, master)
+        store = RoundStore(agent_round)
+        return api.RendezvousInfo(store, info.rank, info.world_size, self.bootstrap(info))
 
-    def is_closed(self) -> bool:
-        """Return whether the run is known to be closed; no request."""
-        with errors_of(api):
-            return self._adapter.handler.is_closed()
 
-    def set_closed(self) -> None:
-        """Close the run for everyone."""
-        with errors_of(api):
-            self._adapter.handler.set_closed()
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreTimeoutError as error:
+        raise dist.StoreTimeoutError(str(error)) from error
 
-    def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait; at least 1 when this node must ask again. No request."""
-        with errors_of(api):
-            return self._adapter.waiting()
 
-    def get_run_id(self) -> str:
-        """Return the name of the run."""
-        return self._adapter.handler.get_run_id()
+class RoundStore(dist.Store):  # type: ignore[misc] # not installed for the check
+    """The store of one round, for TensorPlay's agent; the workers run their own.
 
-    def shutdown(self) -> bool:
-        """End this node's part (see `LauncherAdapter.shutdown`)."""
-        return self._adapter.shutdown()
+    Timeouts are seconds; a missing value is TensorPlay's StoreTimeoutError.
+    """
+
+    def __init__(self, agent_round: AgentRound) -> None:
+        self._round = agent_round
+        self._store = agent_round.store
+        self.timeout = self._store.timeout.total_seconds()
+
+    def set(self, key: str, value: Value) -> None:
+        """Write a value."""
+        self._round.set(key, value)
+
+    def get(self, key: str, timeout: float | None = None) -> bytes:
+        """Wait for a value, and return it."""
+        with _store_errors():
+            return self._round.get(key, self.timeout if timeout is None else timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, and return the sum."""
+        return self._round.add(key, amount)
+
+    def compare_set(self, key: str, expected: Value, value: Value) -> bytes:
+        """Write if the value is as expected; return the value afterwards."""
+        return self._store.compare_set(key, expected, value)
+
+    def compare_and_swap(self, key: str, expected: Value, value: Value) -> tuple[bool, bytes]:
+        """Write if the value is as expected; return whether it was, and the former value.
+
+        A missing key counts as empty, as in TensorPlay's own stores.
+        """
+        swapped, current = self._store.compare_and_swap(key, expected, value)
+        if not swapped and current is None and not expected:
+            swapped, current = self._store.compare_and_swap(key, None, value)
+        if swapped:
+            return True, expected.encode() if isinstance(expected, str) else expected
+        return False, current or b""
+
+    def has(self, key: str) -> bool:
+        """Return whether the key exists."""
+        return self._store.check([key])
+
+    def delete_key(self, key: str) -> None:
+        """Delete a key."""
+        self._store.delete_key(key)
+
+    def wait(self, keys: Sequence[str], timeout: float | None = None) -> bool:
+        """Wait for keys; return True, or raise StoreTimeoutError.
+
+        TensorPlay's barrier relies on that error, although its own stores return False.
+        """
+        with _store_errors():
+            self._round.wait(keys, self.timeout if timeout is None else timeout)
+        return True

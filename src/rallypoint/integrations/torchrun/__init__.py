@@ -1,15 +1,15 @@
 """The plug-in for torchrun: `torchrun --rdzv-backend rallypoint --rdzv-endpoint HOST:PORT`.
 
-torch loads each entry point of its group `torchrun.handlers` when its elastic package is
-imported, calls it, and registers what it returns. Nothing of torch is imported until a
-handler is asked for: an import error would otherwise be a warning in every torchrun.
+torch loads and calls each entry point of its group `torchrun.handlers` when its elastic package
+is imported, and registers the result. torch itself is imported only with the first handler, as
+an import error would otherwise be a warning in every torchrun.
 """
 
 from typing import Any
 
 
 def entry_point() -> Any:
-    """Return the creator that torch registers under the name of the entry point."""
+    """Return the function that torch registers under the entry point's name."""
     return create_handler
 
 

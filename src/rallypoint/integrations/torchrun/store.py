@@ -1,10 +1,10 @@
-"""torch's `Store` over ours, and the TCPStore in which a round's workers meet.
+"""torch's `Store` over a Rallypoint store, and the TCPStore of a round's workers.
 
-`RoundStore` is what torch's agent and its barriers use; it lives on the Rallypoint server,
-so that no node's death takes it away. The workers speak torch's own protocol, so the first
-node of a round hosts a real TCPStore for them: every node opens one on a port of its
-own before it joins, proposes that port, and closes it again if it is not the first. So the
-sealed record names a port that already listens, and no round ever sees another's keys.
+`RoundStore` is used by torch's agent and its barriers. It is on the Rallypoint server, and so
+survives the loss of any node. The workers use torch's own protocol, so the first node of a
+round runs a real TCPStore for them: every node starts one before it joins, proposes its port,
+and closes it if another node becomes the first. So the port in the sealed round is already
+listening, and no round sees the keys of another.
 """
 
 import socket
@@ -34,14 +34,14 @@ def _errors() -> Iterator[None]:
 
 
 class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for the check
-    """The store of one round; C++ code reaches the same methods through torch's trampoline."""
+    """The store of one round; torch's C++ code calls the same methods."""
 
     def __init__(self, agent_round: AgentRound) -> None:
         super().__init__()
         self._round = agent_round
         self._store = agent_round.store
 
-    def _limit(self, timeout: timedelta | None = None) -> float:
+    def _seconds(self, timeout: timedelta | None = None) -> float:
         limit: timedelta = self.timeout if timeout is None else timeout
         return limit.total_seconds()
 
@@ -51,9 +51,9 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
             self._round.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Return a value, waiting for it within the store's timeout."""
+        """Wait for a value, up to the store's timeout, and return it."""
         with _errors():
-            return self._round.get(key, self._limit())
+            return self._round.get(key, self._seconds())
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return the sum."""
@@ -61,22 +61,22 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
             return self._round.add(key, amount)
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
-        """Write if the value is as expected; return what stands."""
+        """Write if the value is as expected; return the value afterwards."""
         with _errors():
             return self._store.compare_set(key, expected, desired)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         with _errors():
             return self._store.check(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for keys."""
         with _errors():
-            self._round.wait(keys, self._limit(timeout))
+            self._round.wait(keys, self._seconds(timeout))
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
+        """Delete a key; return whether it existed."""
         with _errors():
             return self._store.delete_key(key)
 
@@ -96,9 +96,9 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
             self._store.append(key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return several values, waiting for them."""
+        """Wait for several values, and return them."""
         with _errors():
-            return self._round.multi_get(keys, self._limit())
+            return self._round.multi_get(keys, self._seconds())
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Write several values in one step."""
@@ -113,7 +113,7 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of a queue."""
         with _errors():
-            return self._store.queue_pop(key, block, self._limit())
+            return self._store.queue_pop(key, block, self._seconds())
 
     def queue_len(self, key: str) -> int:
         """Return the length of a queue."""
@@ -121,29 +121,29 @@ class RoundStore(dist.Store):  # type: ignore[misc] # torch is not installed for
             return self._store.queue_len(key)
 
     def has_extended_api(self) -> bool:
-        """Return True: append, multi_get, multi_set and queues are here."""
+        """Return True: append, multi_get, multi_set and queues are supported."""
         return True
 
     def clone(self) -> "RoundStore":
-        """Return another handle; ours may be shared by all threads."""
+        """Return another store on the same round, which all threads may share."""
         return RoundStore(self._round)
 
-    # The names under which torch's C++ side looks for the same.
+    # torch's C++ side uses these names.
     getNumKeys = num_keys
     deleteKey = delete_key
     hasExtendedApi = has_extended_api
 
 
 class WorkersStore:
-    """The TCPStores that this node hosts for workers: one for the round, one for the next."""
+    """The TCPStores that this node runs for workers: of this round, and for the next."""
 
     def __init__(self) -> None:
         self._next: dist.TCPStore | None = None
         self._serving: dist.TCPStore | None = None
 
     def propose(self, address: str) -> int:
-        """Listen on a free port of `address` for the round to come; return the port."""
-        self._next = None  # an attempt before this one came to nothing
+        """Start a TCPStore for the next round on a free port of `address`; return the port."""
+        self._next = None  # the last join failed
         sock = _listening(address)
         port: int = sock.getsockname()[1]
         host = sock.getsockname()[0]
@@ -158,7 +158,7 @@ class WorkersStore:
         return port
 
     def settle(self, is_first: bool) -> None:
-        """The round is agreed: keep serving as its first node, or close."""
+        """Keep the proposed store if this node is the round's first, or close it."""
         self._serving, self._next = self._next if is_first else None, None
 
     def close(self) -> None:
@@ -167,12 +167,12 @@ class WorkersStore:
 
 
 def _listening(address: str) -> socket.socket:
-    """Return a socket on exactly that address, on any if it is not this machine's (NAT)."""
+    """Return a listening socket on that address, on all if it is not this machine's (NAT)."""
     for host in (address, ""):
+        kinds = socket.AF_UNSPEC if host else socket.AF_INET
         found = socket.getaddrinfo(
-            host or None, 0, socket.AF_UNSPEC if host else socket.AF_INET,
-            socket.SOCK_STREAM, flags=socket.AI_PASSIVE,
-        )  # fmt: skip
+            host or None, 0, kinds, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, proto, _, where = found[0]
         sock = socket.socket(family, kind, proto)
         try:
