@@ -244,7 +244,7 @@ def test_unknown_node_learns_that_it_is_unknown() -> None:
     bench.host.resume(connection, wire.Resume("a", 1, 3))
     refused = told(connection, Refused)
     assert refused.refusal is Refusal.FENCED
-    assert "started anew" in refused.why
+    assert "restarted without its state" in refused.why
 
 
 def test_resumed_node_learns_of_a_round_opened_meanwhile() -> None:

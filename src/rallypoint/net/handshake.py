@@ -43,7 +43,7 @@ class StandbyError(StoreConnectionError):
 
 
 class UnknownTokenError(AuthenticationError):
-    """The server does not know the token that was tried; it may know another one of ours."""
+    """The server does not know the token that was tried; it may know another of our tokens."""
 
 
 class LoneTokenError(AuthenticationError):

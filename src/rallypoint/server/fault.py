@@ -1,4 +1,4 @@
-"""Containing bugs of ours: one ends a run or a connection, not the server.
+"""Contains our own bugs: one ends a run or a connection, not the server.
 
 The rules of a run and the contents of its store are its own, so an error in them says nothing
 about other runs. That run is closed by name, its members get the reason, the traceback is
@@ -61,7 +61,7 @@ class FaultLog:
 
 
 def reason(error: Exception) -> str:
-    """Return what clients are told of an error of ours."""
+    """Return the text for clients about an internal error."""
     return (
         f"an internal error of the server ({type(error).__name__}: {error}): please report it, "
         "with what the server has logged"

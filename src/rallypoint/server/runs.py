@@ -166,13 +166,13 @@ class RunHost:
     def resume(self, connection: NodeConnection, resume: wire.Resume) -> None:
         """A node has reconnected: go on, or tell it what it has missed (L1, L2, E1)."""
         if not all(isinstance(event, Reconnected) for event in self._events):
-            self.flush()  # what it is told must be what is; that others are back changes nothing
+            self.flush()  # it must learn the newest state, which reconnects alone do not change
         member = find(self.state, resume.node)
         if member is not None and self.state.incarnation == resume.incarnation:
             self._bind(connection, resume.node)
         unknown = (
             f"{self._where} does not know this node of incarnation {resume.incarnation}, round "
-            f"{resume.round}: it was lost, or the server was started anew without its state"
+            f"{resume.round}: it was lost, or the server was restarted without its state"
         )
         known = (resume.incarnation, resume.round)
         for message in catch_up(self.state, resume.node, known, unknown=unknown):

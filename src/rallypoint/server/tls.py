@@ -97,7 +97,7 @@ class TLSLayer(asyncio.Protocol):
         self._connection.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Shake hands, then decrypt."""
+        """Do the TLS handshake, then decrypt."""
         if self._is_plain or self._has_ended:
             return  # read on, so that no reset loses our last words
         self._in.write(data)

@@ -202,7 +202,9 @@ def test_server_that_lost_its_state_fences_rejoining_members(make: Make, port: i
     first.stop()
     second = EmbeddedServer("127.0.0.1", port, Options())
     for handler in (a, b):
-        assert "started anew" in str(until(handler, lambda view: view.fenced is not None).fenced)
+        assert "restarted without its state" in str(
+            until(handler, lambda view: view.fenced is not None).fenced
+        )
     assert sorted(together(a, b)) == [0, 1]
     assert a.view().fenced is None
     for handler in (a, b):

@@ -197,7 +197,7 @@ def test_removed_directory_is_noticed(journal: SQLiteJournal, replaced: bool) ->
     if replaced:
         shutil.copytree(kept, journal.directory)
     why = "another file is in its place" if replaced else "No such file"
-    with pytest.raises(JournalError, match=f"was taken away .*{why}"):
+    with pytest.raises(JournalError, match=f"was removed .*{why}"):
         journal.commit({"a": b"2"}, SOON)
     journal.close()
 
@@ -268,7 +268,7 @@ def test_commits_survive_kill_9(tmp_path: Path) -> None:
         entries = journal.open(SOON).entries
         journal.close()
         stored = int(entries["last"])
-        assert stored in (last, last + 1)  # the one after may be stored, and be told to nobody
+        assert stored in (last, last + 1)  # the one after may be stored without an answer
         assert dict(entries) == after(stored)  # whole commits only
         last = stored
 

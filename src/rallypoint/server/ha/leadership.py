@@ -53,7 +53,7 @@ class LeaderStatus:
 
 
 class Leadership:
-    """Stands for election in a thread of its own.
+    """Takes part in the election, in a thread of its own.
 
     Args:
         election: used by this thread, and by the journal's commits.

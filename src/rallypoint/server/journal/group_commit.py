@@ -226,7 +226,7 @@ class GroupCommit:
     def _wait_for_room(self, changes: Changes, error: JournalFullError) -> None:
         if not self.trouble:
             self.trouble = str(error)
-            logger.error("%s; nothing is stored or told until there is room", error)
+            logger.error("%s; nothing is stored or answered until there is room", error)
             held = (*self._held_for_current, *self._held_for_next)
             self._held_for_current = [each for each in self._held_for_current if not each[2]]
             self._held_for_next = [each for each in self._held_for_next if not each[2]]

@@ -87,7 +87,7 @@ class DurableConnection(Connection):
         """Send a frame about a run; at once if the journal is full.
 
         So a client is let in although its record cannot be stored (its changes are refused
-        until there is room, its heartbeats are taken), and whoever asks learns why.
+        until there is room, its heartbeats are taken), and an inquiry gets the reason.
         """
         if self._group_commit.trouble:
             self.send_at_once(data)
@@ -185,7 +185,7 @@ class Persistence:
             return None
         where = self.group_commit.where
         why = self.group_commit.trouble or f"{where} did not take them in {seconds:g} s"
-        return JournalError(f"the last changes are not stored, and were told to nobody: {why}")
+        return JournalError(f"the last changes are not stored, and no client knows of them: {why}")
 
     def close(self) -> None:
         """Write nothing more, and close the journal."""

@@ -218,8 +218,8 @@ class SQLiteJournal(Journal):
         except OSError as error:
             seen = str(error.strerror)
         raise JournalError(
-            f"{self.file} was taken away while this server used it ({seen}): what was told until "
-            "then was in it; put it back, or start without what it held"
+            f"{self.file} was removed while this server used it ({seen}): put it back, or start "
+            "without what it held"
         )
 
     @contextmanager
