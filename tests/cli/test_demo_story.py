@@ -55,7 +55,7 @@ def test_labels_become_names_of_the_demo() -> None:
 def a_whole_demo() -> Told:
     told = Told(11, 12)
     told.server(
-        "round 1 sealed with 2 nodes: 2 of the 2 nodes wanted have come; round 1 is at work"
+        "round 1 sealed with 2 nodes: 2 of the 2 nodes wanted have joined; round 1 is at work"
     )
     for node in (1, 2):
         told.line(node, f"rallypoint: round 1: rank {node - 1} of 2 nodes (all have come)")
@@ -66,7 +66,7 @@ def a_whole_demo() -> Told:
         "come back; 0 of"
     )
     told.line(2, "rallypoint: joining the next round: vm (127.0.0.1) pid 11 was lost: its")
-    told.server("round 2 sealed with 1 nodes: all that are alive have come; round 2 is at work")
+    told.server("round 2 sealed with 1 nodes: all live nodes have joined; round 2 is at work")
     told.line(2, "rallypoint: round 2: rank 0 of 1 node (all have come)")
     told.line(2, "round 2  world size 1  epoch   2  loss 1.7  accuracy 96.0%")
     told.line(2, "final accuracy 96.0%")

@@ -14,7 +14,7 @@ from rallypoint.rendezvous.coordinator import (
 )
 from rallypoint.rendezvous.reports.status import SCHEMA, RunLine, ServerStatus, Status, run_status
 
-LOST = "gpu-03 pid 3 was lost: its connection was cut and did not come back"
+LOST = "gpu-03 pid 3 was lost: it disconnected and did not reconnect"
 
 
 def server(runs: int = 1) -> ServerStatus:
@@ -37,7 +37,7 @@ def member(number: int, place: str, rank: int | None, **more: object) -> NodeSta
 ROUNDS = (
     RoundLine(1, 1, 1300.0, "", 1270.0, "the last call is over with 3 of up to 4 nodes", 80.0,
               LOST, 3, ("gpu-03 pid 3",)),
-    RoundLine(1, 2, 80.0, LOST, 75.0, "all that are alive have come: 2 nodes", None, "", 2),
+    RoundLine(1, 2, 80.0, LOST, 75.0, "all live nodes have joined: 2 nodes", None, "", 2),
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_status_of_a_working_run() -> None:
     report = Report(
         "digits", "sealed", 1, 2, "round 2 is at work with 2 nodes; 1 wait for the next round",
         (), members, a_settings(2, 4, max_restarts=3), 1, "s", 75.0, "gpu-01 pid 1",
-        (RunningTimer("gpu-02 pid 2 may come back", "disconnect_grace", 0.6),), ROUNDS,
+        (RunningTimer("gpu-02 pid 2 may reconnect", "disconnect_grace", 0.6),), ROUNDS,
         (a_failure("gpu-02 pid 2", 9, round=1),), (("c0ffee00aa", LOST),),
     )  # fmt: skip
     check("status-at-work", shown(report))

@@ -244,8 +244,7 @@ def test_l2_e1_node_with_unknown_history_is_fenced(after: int, incarnation: int)
     run.join("ghost", after=after, incarnation=incarnation)
     assert refusal(run, "ghost").refusal is Refusal.FENCED
     assert refusal(run, "ghost").why == (
-        f"it speaks of incarnation {incarnation}, round {after}, "
-        "in which it is not known here any more"
+        f"it names incarnation {incarnation}, round {after}, in which it is no member any more"
     )
     assert run.state == before
 
@@ -315,7 +314,7 @@ def test_f1_below_min_nodes_names_finished_nodes() -> None:
     run.finish("node1")
     run.fail("node2")
     step = run.rejoin("node2")
-    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not come again")
+    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not return")
 
 
 def test_f1_second_finish_changes_nothing_and_join_is_refused() -> None:
@@ -379,7 +378,7 @@ def test_g1_no_round_while_a_notified_participant_is_missing() -> None:
     assert step.reason.endswith("; waiting for node3 pid 3 to join again (rejoin_timeout=9 s)")
     step = run.rejoin_over()
     assert run.ranks() == ["node1", "node2"]
-    assert step.reason.startswith("round 2 sealed with 2 nodes: all that are alive have")
+    assert step.reason.startswith("round 2 sealed with 2 nodes: all live nodes have")
     (refused,) = run.sent("node3")
     assert isinstance(refused, Refused)
     assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"

@@ -53,7 +53,7 @@ def test_h1_excluded_live_node_loses_its_seat() -> None:
         Exclusion(1, Aspect.NODE, "node2", "bad memory", "alice", "noon", None, ("node2",)),
     )
     assert step.reason.startswith(f"round 2 opens: {why}; ")
-    assert step.reason.endswith("; kept out: node node2 (by alice)")
+    assert step.reason.endswith("; excluded: node node2 (by alice)")
     run.rejoin("node1", "node3")
     assert run.ranks() == ["node1", "node3"]
 

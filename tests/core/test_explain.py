@@ -87,7 +87,7 @@ def test_lost_connection_is_what_the_round_waits_for() -> None:
     run.join("node2")
     assert describe(run.state) == (
         "2 of at least 2 nodes have joined round 1; "
-        "waiting for node1 pid 1, whose connection is cut (disconnect_grace=2 s)"
+        "waiting for node1 pid 1 to reconnect (disconnect_grace=2 s)"
     )
     run.do(Reconnected("node1"))
     assert describe(run.state).endswith("; last call for up to 1 more (last_call=30 s)")
@@ -109,7 +109,7 @@ def test_finished_nodes_are_not_waited_for() -> None:
     run.finish("node1")
     run.lose("node2")
     run.rejoin("node3")
-    assert "; 1 have finished and will not come again" in describe(run.state)
+    assert "; 1 have finished and will not return" in describe(run.state)
 
 
 def test_working_round_names_finished_waiting_and_spare_nodes() -> None:
@@ -129,10 +129,10 @@ def test_notices_and_exclusions_are_summarised() -> None:
     run = sealed("node1", "node2", "node3", least=1)
     run.do(Notify("node2", "spot machine", seconds=25.0))
     run.do(Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
-    news = "; node2 pid 2 will leave: spot machine; kept out: slot pod-3 (by alice)"
+    news = "; node2 pid 2 will leave: spot machine; excluded: slot pod-3 (by alice)"
     assert describe(run.state) == f"round 1 is at work with 3 nodes{news}"
     run.lose("node3")
-    assert describe(run.state).endswith(" (rejoin_timeout=60 s); kept out: slot pod-3 (by alice)")
+    assert describe(run.state).endswith(" (rejoin_timeout=60 s); excluded: slot pod-3 (by alice)")
     for number in range(NAMES_SHOWN):
         run.do(Exclude(Aspect.SLOT, f"s{number}", "", "bob"))
     assert describe(run.state).endswith("slot s2 (by bob), slot s3 (by bob)")

@@ -55,8 +55,8 @@ def test_b1_worker_failure_opens_a_round_and_uses_the_budget() -> None:
     step = run.rejoin("node2")
     why = (
         "a worker failed and max_restarts=1 is used up: "
-        "rank 0 (local 0) on node2: exit code 4 at noon; the first of 2 such rounds in a row, "
-        "round 1: rank 0 (local 0) on node1: exit code 3"
+        "rank 0 (local 0) on node2: exit code 4 at noon; the first of 2 consecutive failing "
+        "rounds, round 1: rank 0 (local 0) on node1: exit code 3"
     )
     assert step.state.phase == Closed(3, "node2", "noon", why, Verdict.BUDGET)
     assert step.state.restarts == 1

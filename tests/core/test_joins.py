@@ -404,7 +404,7 @@ def test_c1_refused_join_says_who_closed_the_run_when_and_why() -> None:
         assert refused.refusal is Refusal.CLOSED
         assert refused.why == (
             "run 'demo' was closed at 10:15 by alice: wrong data; "
-            "new_incarnation (--new-incarnation) opens it afresh"
+            "new_incarnation (--new-incarnation) opens it again"
         )
         assert not refused.finished
         assert [f.message for f in refused.failures] == ["boom"]
@@ -477,7 +477,7 @@ def test_finished_run_keeps_its_failures_as_history() -> None:
     assert refused.failures == ()
     assert refused.why == (
         "run 'demo' finished at noon by node2 pid 2: all 2 nodes of round 2 finished; "
-        "new_incarnation (--new-incarnation) opens it afresh"
+        "new_incarnation (--new-incarnation) opens it again"
     )
 
 

@@ -154,7 +154,7 @@ def test_j3_round_has_no_more_seats_than_its_target() -> None:
     run.join("node5")
     run.rejoin("node2", "node3")
     assert run.ranks() == ["node4", "node2", "node3"]
-    assert run.record.reason == "3 of the 3 nodes wanted have come"  # not four
+    assert run.record.reason == "3 of the 3 nodes wanted have joined"  # not four
     assert run.sent("node5") == [Parked(1, 2, True, "round 2 has all the 3 nodes wanted")]
 
 
@@ -245,9 +245,7 @@ def test_no_round_is_sealed_while_a_candidate_is_disconnected(rule: str, end: st
     assert run.phase in ("Gathering", "LastCall")
     # the host's grace is all that is waited for; a last call not yet over goes on if it is lost
     assert step.timers == ((LastCallOver(1, 1, 1),) if rule == "J3" else ())
-    assert step.reason.endswith(
-        "; waiting for node2 pid 2, whose connection is cut (disconnect_grace=1 s)"
-    )
+    assert step.reason.endswith("; waiting for node2 pid 2 to reconnect (disconnect_grace=1 s)")
     if end == "reconnected":
         run.do(Reconnected("node2"))
     elif end == "joined again":
@@ -299,7 +297,7 @@ def test_end_of_the_last_call_seals_with_all_candidates() -> None:
     assert run.phase == "LastCall"  # full, and one of them cut
     run.do(Reconnected("node2"))
     assert run.ranks() == ["node1", "node2", "node3"]
-    assert run.record.reason == "3 of the 3 nodes wanted have come"
+    assert run.record.reason == "3 of the 3 nodes wanted have joined"
 
 
 def test_disconnected_spare_delays_only_rounds_that_need_it() -> None:
@@ -439,7 +437,7 @@ def test_b1_spent_budget_closes_the_run_with_last_and_first_failure() -> None:
     run.rejoin("node2")
     why = (
         "a worker failed and max_restarts=1 is used up: rank 0 (local 0) on node2: exit code 4 "
-        "at noon; the first of 2 such rounds in a row, round 1: rank 0 (local 0) on node1: "
+        "at noon; the first of 2 consecutive failing rounds, round 1: rank 0 (local 0) on node1: "
         "exit code 3"
     )
     assert run.state.phase == Closed(3, "node2", "noon", why, Verdict.BUDGET)
@@ -510,7 +508,7 @@ def test_j5_the_shortest_replacement_wait_is_one() -> None:
 
 def test_j3_single_node_round_is_sealed_at_once() -> None:
     run = sealed("node1", least=1, most=1)
-    why = "the only node wanted has come; round 1 is at work with 1 node"
+    why = "the only node wanted has joined; round 1 is at work with 1 node"
     assert run.step.reason.endswith(f": {why}")
 
 

@@ -290,7 +290,7 @@ def test_i1_replaced_member_does_not_join_again() -> None:
     handler, coordinator = make()
     handler.next_rendezvous()
     coordinator.tell(fenced=REPLACED)
-    with pytest.raises(RendezvousStateError, match=r"replaced by node2; a node that was replaced"):
+    with pytest.raises(RendezvousStateError, match=r"replaced by node2; a replaced node"):
         handler.next_rendezvous()
     assert len(coordinator.joins) == 1
 

@@ -284,12 +284,12 @@ def summary(state: RunState) -> str:
     if state.restarts:
         parts.append(f"restarts: {state.restarts}")
     if state.failing:
-        parts.append(f"in a row: {state.failing}")
+        parts.append(f"failing: {state.failing}")
     if state.notices:
         parts.append(f"will leave: {' '.join(state.notices)}")
     if state.exclusions:
         names = (f"{x.number}={x.aspect} {x.name}" for x in state.exclusions)
-        parts.append(f"kept out: {', '.join(names)}")
+        parts.append(f"excluded: {', '.join(names)}")
     if state.incarnation > 1:
         parts.append(f"incarnation: {state.incarnation}")
     return " | ".join(parts)

@@ -1,9 +1,9 @@
-"""What happens to a run, and what it answers: small nouns. PURE.
+"""The events that a run takes, and the messages that it sends. PURE.
 
 Events come from nodes (`Join`, `Leave`, `Finish`, `Fail`, `Notify`, `Beat`), from people
 (`Close`, `Exclude`, `Admit`, `Notify`) or from the host (`Disconnected`, `Reconnected`, `Lost`,
 and the ends of timers). An event from a node names the incarnation and round that the node
-knows, so one that comes late is recognised (E1).
+knows, so that a late one is recognised (rule E1).
 """
 
 from collections.abc import Set
@@ -30,9 +30,9 @@ class Join(Value, frozen=True, tag=True):
         node: who asks.
         settings: what it wants the run to be.
         incarnation: the one it knows, 0 if none.
-        after: the last round it took part in or was told of, 0 if none.
-        why: what made it ask again, for people ("a worker failed", "nodes wait").
-        new_incarnation: open a closed run afresh.
+        after: the last round that it knows of, 0 if none.
+        why: why it joins again, for people ("a worker failed", "nodes wait").
+        new_incarnation: open a closed run again.
     """
 
     node: Node
@@ -44,7 +44,7 @@ class Join(Value, frozen=True, tag=True):
 
 
 class Leave(Value, frozen=True, tag=True):
-    """A node goes in good order."""
+    """A node leaves by itself."""
 
     node: NodeId
     why: str = ""
@@ -69,7 +69,7 @@ class Fail(Value, frozen=True, tag=True):
 
 
 class Close(Value, frozen=True, tag=True):
-    """Someone ends the incarnation that it knows (0: whichever is open)."""
+    """Somebody closes the run; `incarnation` is the one that is meant, 0 for any."""
 
     by: str
     why: str
@@ -78,13 +78,13 @@ class Close(Value, frozen=True, tag=True):
 
 
 class Notify(Value, frozen=True, tag=True):
-    """Word that a node will leave, from itself or from someone else.
+    """A node will leave: the node itself, or somebody else, gives notice.
 
     Args:
-        node: who will leave.
+        node: id of the node.
         why: for people ("SIGTERM of the scheduler").
-        by: who says so, "" for the node itself.
-        seconds: how long it still has, None if that is not known.
+        by: who gives notice, "" for the node itself.
+        seconds: time it has left, None if that is not known.
     """
 
     node: NodeId
@@ -94,13 +94,13 @@ class Notify(Value, frozen=True, tag=True):
 
 
 class Exclude(Value, frozen=True, tag=True):
-    """Someone wants nodes kept out (rule H1).
+    """Somebody excludes nodes (rule H1).
 
     Args:
         aspect: what `name` is.
-        name: of the nodes that are meant, now and later.
+        name: of live nodes and of nodes that join later.
         why: for people.
-        by: who wants it so.
+        by: who excludes them.
         seconds: for how long, None: until they are admitted.
         at: when, as a text.
     """
@@ -114,7 +114,7 @@ class Exclude(Value, frozen=True, tag=True):
 
 
 class Admit(Value, frozen=True, tag=True):
-    """Someone ends the exclusion of `name`."""
+    """Somebody ends the exclusion of `name`."""
 
     aspect: Aspect
     name: str
@@ -123,7 +123,7 @@ class Admit(Value, frozen=True, tag=True):
 
 
 class Beat(Value, frozen=True, tag=True):
-    """A node is alive (shared host only; the server counts silence outside the state)."""
+    """A heartbeat (serverless; a server keeps heartbeats outside the state)."""
 
     node: NodeId
 
@@ -132,13 +132,13 @@ class Beat(Value, frozen=True, tag=True):
 
 
 class Disconnected(Value, frozen=True, tag=True):
-    """A node's connection was cut without a leave; its grace runs (hosted)."""
+    """A node lost its connection without a leave; its grace begins (with a server)."""
 
     node: NodeId
 
 
 class Reconnected(Value, frozen=True, tag=True):
-    """The connection came back in time (hosted)."""
+    """A disconnected node is connected again (with a server)."""
 
     node: NodeId
 
@@ -147,12 +147,12 @@ class Cause(StrEnum):
     """How a node was lost."""
 
     LEASE = "its lease lapsed"
-    DISCONNECT = "its connection was cut and did not come back"
+    DISCONNECT = "it disconnected and did not reconnect"
     DIED = "its process died"
 
 
 class Lost(Value, frozen=True, tag=True):
-    """A node's lease lapsed or its grace is over. `beats`: what the host had seen by then."""
+    """A node is lost. `beats`: its heartbeats when the host decided so."""
 
     node: NodeId
     cause: Cause
@@ -168,7 +168,7 @@ class LastCallOver(Value, frozen=True, tag=True):
 
 
 class RejoinOver(Value, frozen=True, tag=True):
-    """The participants of the round before have had their time to join round `round`."""
+    """The time of the previous participants to join round `round` is over."""
 
     incarnation: int
     round: int
@@ -182,14 +182,14 @@ class ReplacementWaitOver(Value, frozen=True, tag=True):
 
 
 class SteadyOver(Value, frozen=True, tag=True):
-    """Round `round` has worked for so long that failures before it count no more."""
+    """Round `round` has worked so long that earlier failing rounds no longer count."""
 
     incarnation: int
     round: int
 
 
 class ExclusionOver(Value, frozen=True, tag=True):
-    """Exclusion `number` has lasted as long as it should."""
+    """The time of exclusion `number` is over."""
 
     number: int
 
@@ -212,7 +212,7 @@ class RoundSealed(Value, frozen=True, tag=True):
 
 
 class RoundOpened(Value, frozen=True, tag=True):
-    """To each participant of the round before: it is over, join again."""
+    """To each participant of the previous round: it is over, join again."""
 
     incarnation: int
     round: int
@@ -221,7 +221,7 @@ class RoundOpened(Value, frozen=True, tag=True):
 
 
 class Parked(Value, frozen=True, tag=True):
-    """To a newcomer during a sealed round: it waits for the next, or is a spare."""
+    """To a node that joins during a sealed round: it waits for the next, or is a spare."""
 
     incarnation: int
     round: int
@@ -230,7 +230,7 @@ class Parked(Value, frozen=True, tag=True):
 
 
 class WaitingChanged(Value, frozen=True, tag=True):
-    """To each participant: so many nodes wait for the next round."""
+    """To each participant: how many nodes wait for the next round."""
 
     incarnation: int
     round: int
@@ -238,18 +238,18 @@ class WaitingChanged(Value, frozen=True, tag=True):
 
 
 class NoticeGiven(Value, frozen=True, tag=True):
-    """To each participant, and to the node itself: it will leave, so save what must be saved.
+    """To each participant, and to the node itself: the node will leave, so save.
 
-    It stands until the node has gone or the round is over; giving it again changes nothing.
+    It holds until the node has left or the round is over; a repeated notice changes nothing.
 
     Args:
         incarnation: of the run.
-        round: that is at work, or for which nodes are joining.
-        node: id of who will leave.
+        round: at work, or that nodes are joining.
+        node: id of the node that will leave.
         label: its label, for people.
         why: for people.
-        by: who says so.
-        seconds: how long it had when the notice was given, None if that is not known.
+        by: who gave the notice.
+        seconds: time left when it was given, None if that is not known.
     """
 
     incarnation: int
@@ -262,13 +262,13 @@ class NoticeGiven(Value, frozen=True, tag=True):
 
 
 class SettingsHeld(Value, frozen=True, tag=True):
-    """To a newcomer: it is in, but the run was opened with other values than it gave."""
+    """To a new node: it has joined, but the run was opened with other settings than its own."""
 
     why: str
 
 
 class RunClosed(Value, frozen=True, tag=True):
-    """To every live node: the incarnation has ended; `failures`: the first one first."""
+    """To every live node: the incarnation has ended; `failures` are in order."""
 
     incarnation: int
     round: int
@@ -291,22 +291,22 @@ class Refusal(StrEnum):
     SETTINGS = "settings"
     NODE_RANK = "node-rank"
     FENCED = "fenced"
-    REPLACED = "replaced"  # fenced, and another node has its place: it must not come back
+    REPLACED = "replaced"  # fenced, and another node has its slot: it must not return
     EXCLUDED = "excluded"
     STALE = "stale"
     TOKEN = "token"  # noqa: S105 - what this client's token does not allow
 
 
-SHUT_OUT = (Refusal.FENCED, Refusal.REPLACED)  # for good, under this id
+SHUT_OUT = (Refusal.FENCED, Refusal.REPLACED)  # under this id, for ever
 
 
 def shut_out_as(node: NodeId, replaced: Set[NodeId]) -> Refusal:
-    """Return how a fenced node is told of it: a replaced one must not come back (I1)."""
+    """Return the refusal for a fenced node; a replaced one must not return (I1)."""
     return Refusal.REPLACED if node in replaced else Refusal.FENCED
 
 
 class Refused(Value, frozen=True, tag=True):
-    """To one node: what it asked for cannot be had. `verdict`: of a run that is closed."""
+    """To one node: its request is refused. `verdict` is that of a closed run."""
 
     refusal: Refusal
     why: str
@@ -328,14 +328,14 @@ Message = (
 
 
 class Send(Value, frozen=True):
-    """One message, and the nodes it goes to."""
+    """A message and the nodes that it goes to."""
 
     to: tuple[NodeId, ...]
     message: Message
 
 
 class Assignment(Value, frozen=True):
-    """What one node needs of a sealed round: its seat, without the others'.
+    """One node's seat in a sealed round, without the others'.
 
     Args:
         incarnation: of the run.
@@ -350,8 +350,8 @@ class Assignment(Value, frozen=True):
         master_port: bootstrap port.
         restarts: how much of the failure budget is used up.
         reason: why the round was sealed when it was.
-        failing: how many rounds before it, without a break, were ended by failing workers; the
-            same on all nodes, so that all wait alike before they start workers again.
+        failing: number of consecutive rounds before it that failing workers ended; all nodes
+            derive the same pause before they start workers from it.
     """
 
     incarnation: int
@@ -370,7 +370,7 @@ class Assignment(Value, frozen=True):
 
 
 def assignment(record: Round, rank: int) -> Assignment:
-    """Return what the node of `rank` needs of a sealed round."""
+    """Return the seat of the node with `rank`."""
     seat = record.seats[rank]
     return Assignment(
         record.incarnation,

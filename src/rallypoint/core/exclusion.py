@@ -1,9 +1,8 @@
-"""Who is kept out of a run, and who is let in again (rule H1). PURE.
+"""Excluding nodes from a run, and admitting them again (rule H1). PURE.
 
-An exclusion names nodes by id, host name or label, by address, or by slot, and meets those that
-are live as well as those that come later. It is part of the state, outlives incarnations, and
-ends by an `Admit`, by its timer, or never. A node that is put out is not fenced: its id is good
-again once it is admitted.
+An exclusion names nodes by id, host name or label, by address, or by slot. It removes live nodes
+and refuses later ones. It is part of the state, outlives incarnations, and ends by an `Admit`, by
+its timer, or never. An excluded node is not fenced: its id is valid again once it is admitted.
 """
 
 from rallypoint.core.departures import remove
@@ -23,7 +22,7 @@ from rallypoint.core.state import (
 
 
 def selects(aspect: Aspect, name: str, node: Node) -> bool:
-    """Return whether a node is meant by a name."""
+    """Return whether a name is that of a node."""
     if aspect is Aspect.ADDRESS:
         return node.address == name
     if aspect is Aspect.SLOT:
@@ -32,13 +31,13 @@ def selects(aspect: Aspect, name: str, node: Node) -> bool:
 
 
 def exclude(run: MutableState, e: Exclude) -> None:
-    """Keep nodes out; those that are live lose their places and are told why (H1)."""
+    """Exclude nodes; live ones are removed and told why (H1)."""
     hit = [member for member in run.active() if selects(e.aspect, e.name, member.node)]
     standing = [x for x in run.exclusions if not _is_same(x, e)]
     former = [x for x in run.exclusions if _is_same(x, e)]
     nodes = [node for x in former for node in x.nodes] + [member.node.id for member in hit]
     slots = [slot for x in former for slot in x.slots]
-    if e.aspect is Aspect.NODE:  # a new process in the same place is the same node to people
+    if e.aspect is Aspect.NODE:  # to people, a new process in the same slot is the same node
         slots += [member.node.slot for member in hit if member.node.slot is not None]
     run.exclusion_count += 1
     exclusion = Exclusion(
@@ -55,38 +54,38 @@ def exclude(run: MutableState, e: Exclude) -> None:
     run.exclusions = (*standing, exclusion)[-EXCLUSIONS_LIMIT:]
     run.note = exclusion.sentence
     for member in hit:
-        _put_out(run, member, exclusion)
+        _remove(run, member, exclusion)
 
 
 def admit(run: MutableState, e: Admit) -> None:
-    """End an exclusion; who was kept out may join again (H1)."""
+    """End an exclusion; its nodes may join again (H1)."""
     for exclusion in run.exclusions:
         if _is_same(exclusion, e):
             _end(run, exclusion, f"{e.aspect} {e.name} is admitted again by {e.by}")
 
 
 def over(run: MutableState, e: ExclusionOver) -> None:
-    """An exclusion has lasted as long as it should (H1)."""
+    """The time of an exclusion is over (H1)."""
     for exclusion in run.exclusions:
         if exclusion.number == e.number:
             _end(run, exclusion, f"the exclusion of {exclusion.aspect} {exclusion.name} is over")
 
 
 def bars(run: MutableState, node: Node) -> bool:
-    """Return whether a node that asks to join is kept out, and tell it so (H1)."""
+    """Return whether a node that asks to join is excluded, and refuse it (H1)."""
     found = next((x for x in run.exclusions if covers(x, node)), None)
     if found is None:
         return False
     place = run.place_of(node.id)
     if place is None or place is run.finished:
         run.refuse(node.id, Refusal.EXCLUDED, found.sentence)
-    else:  # it has moved to where nobody is wanted
-        _put_out(run, place[node.id], found)
+    else:  # it has moved to an excluded address
+        _remove(run, place[node.id], found)
     return True
 
 
 def told(state: RunState, node: NodeId) -> Refused | None:
-    """Return what a node was told when it was put out, None if it was not."""
+    """Return the message with which a node was excluded, None if it is not."""
     for exclusion in state.exclusions:
         if node in exclusion.nodes:
             number = round_number(state.phase)
@@ -99,12 +98,12 @@ def _is_same(exclusion: Exclusion, other: Exclude | Admit) -> bool:
 
 
 def covers(exclusion: Exclusion, node: Node) -> bool:
-    """Return whether a node is kept out by an exclusion."""
+    """Return whether an exclusion applies to a node."""
     meant = selects(exclusion.aspect, exclusion.name, node)
     return meant or node.id in exclusion.nodes or node.slot in exclusion.slots
 
 
-def _put_out(run: MutableState, member: Member, exclusion: Exclusion) -> None:
+def _remove(run: MutableState, member: Member, exclusion: Exclusion) -> None:
     node = member.node
     run.send((node.id,), Refused(Refusal.EXCLUDED, exclusion.sentence, run.incarnation, run.round))
     remove(

@@ -1,7 +1,7 @@
-"""What a state means, in words a user can act on. PURE.
+"""A state in one sentence for users. PURE.
 
-One sentence serves the log, the status, the error and the tests: what is there, what is
-waited for, and which setting ends the wait.
+Log, status, errors and tests use the same sentence: which nodes are there, what the run waits
+for, and which setting ends the wait.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ from rallypoint.core.state import (
 )
 
 NAMES_SHOWN = 5
-_COMPARED = [  # settings that a newcomer may ask for otherwise (J6: the bounds may not)
+_COMPARED = [  # settings in which a new node may differ (the bounds may not: J6)
     name for name in Settings.__struct_fields__ if name not in ("min_nodes", "max_nodes", "admit")
 ]
 _PHASE_NAMES = {
@@ -43,7 +43,7 @@ def names(members: Collection[Member], shown: int = NAMES_SHOWN) -> str:
 
 
 def describe(state: RunState) -> str:
-    """Return one sentence: where the run stands and what it waits for."""
+    """Return one sentence: the phase of the run and what it waits for."""
     phase = state.phase
     if isinstance(phase, Closed):
         return closed_sentence(state.run_id, phase)
@@ -53,7 +53,7 @@ def describe(state: RunState) -> str:
 
 
 def closed_sentence(run_id: str, phase: Closed) -> str:
-    """Return who closed the run, when and why."""
+    """Return by whom, when and why a run was closed."""
     when = f" at {phase.at}" if phase.at else ""
     how = "finished" if phase.finished else "was closed"
     return f"run {run_id!r} {how}{when} by {phase.by}: {phase.why}"
@@ -63,8 +63,8 @@ def _news(state: RunState) -> str:
     text = "".join(
         f"; {n.label} will leave: {n.why}" for n in islice(state.notices.values(), NAMES_SHOWN)
     )
-    kept_out = ", ".join(f"{x.aspect} {x.name} (by {x.by})" for x in state.exclusions[:NAMES_SHOWN])
-    return text + (f"; kept out: {kept_out}" if kept_out else "")
+    excluded = ", ".join(f"{x.aspect} {x.name} (by {x.by})" for x in state.exclusions[:NAMES_SHOWN])
+    return text + (f"; excluded: {excluded}" if excluded else "")
 
 
 def _sealed(state: RunState, phase: Sealed) -> str:
@@ -96,11 +96,11 @@ def _gathering(state: RunState, phase: Gathering | LastCall) -> str:
         if state.candidates:
             text += f"; here: {names(state.candidates.values())}"
         if state.finished:
-            text += f"; {len(state.finished)} have finished and will not come again"
+            text += f"; {len(state.finished)} have finished and will not return"
         return text
-    cut = [m for m in state.candidates.values() if not m.connected]
-    if cut:
-        text += f"; waiting for {names(cut)}, whose connection is cut"
+    disconnected = [m for m in state.candidates.values() if not m.connected]
+    if disconnected:
+        text += f"; waiting for {names(disconnected)} to reconnect"
         return text + f" (disconnect_grace={settings.disconnect_grace_seconds:g} s)"
     if isinstance(phase, LastCall):
         text += f"; last call for up to {goal_of(settings) - have} more"
@@ -112,7 +112,7 @@ def _gathering(state: RunState, phase: Gathering | LastCall) -> str:
 
 
 def differences(held: Settings, asked: Settings) -> str:
-    """Return what a newcomer gave otherwise than the run was opened with, "" if all agrees."""
+    """Return the settings that a new node gave but do not hold, "" if all agree."""
     if held == asked:
         return ""
     known, given = (msgspec.structs.asdict(each) for each in (held, asked))
@@ -121,15 +121,13 @@ def differences(held: Settings, asked: Settings) -> str:
         for name in _COMPARED
         if known[name] != given[name]
     ]
-    told = [", ".join(other) + ", which holds for all nodes"] if other else []
-    if (
-        held.rejoin_timeout_seconds < asked.rejoin_timeout_seconds
-    ):  # what it asked for outlasts its stop grace
-        told.append("a node whose workers take longer to stop is lost in each change")
+    texts = [", ".join(other) + ", which holds for all nodes"] if other else []
+    if held.rejoin_timeout_seconds < asked.rejoin_timeout_seconds:  # its own covers its stop grace
+        texts.append("a node whose workers take longer to stop is lost in each change")
     if held.admit and asked.admit and held.admit is not asked.admit:
         own = "each node goes by its own, so give all nodes the same"
-        told.append(f"admit={held.admit} (not {asked.admit}): {own}")
-    return "; ".join(told)
+        texts.append(f"admit={held.admit} (not {asked.admit}): {own}")
+    return "; ".join(texts)
 
 
 def _shown(value: float | None) -> str:
@@ -137,9 +135,9 @@ def _shown(value: float | None) -> str:
 
 
 def goal_of(settings: Settings) -> int:
-    """Return the number of nodes wanted: a round seals at once with them (J3), has no more."""
+    """Return the number of nodes wanted: with them a round seals at once (J3), and is full."""
     wanted = settings.target_nodes or settings.max_nodes
-    return max(settings.min_nodes, min(wanted, settings.max_nodes))  # a stranger may send any
+    return max(settings.min_nodes, min(wanted, settings.max_nodes))  # a client may send anything
 
 
 def nodes(count: int) -> str:
@@ -153,7 +151,7 @@ def phase_name(state: RunState) -> str:
 
 
 def missing(state: RunState) -> tuple[str, ...]:
-    """Return the labels of nodes that are known and that the round waits for."""
+    """Return the labels of known nodes that the round waits for."""
     if isinstance(state.phase, (Gathering, LastCall)):
         return tuple(m.node.label for m in state.participants.values())
     return ()

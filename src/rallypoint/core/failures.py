@@ -13,7 +13,7 @@ import msgspec
 from rallypoint.core import exclusion
 from rallypoint.core.events import Exclude, Fail, SteadyOver
 from rallypoint.core.mutable_state import MutableState
-from rallypoint.core.rounds import everybody_is_here, is_spent, last_failure, open_round
+from rallypoint.core.rounds import is_spent, last_failure, nobody_is_missing, open_round
 from rallypoint.core.state import (
     FAILURES_LIMIT,
     QUARANTINE_ROUNDS,
@@ -78,7 +78,7 @@ def judge(run: MutableState) -> bool:
     count = sum((s.aspect, s.name) == (last.aspect, last.name) for s in run.strikes)
     if last.round != phase.round - 1 or count < settings.quarantine_failures:
         return False
-    if not everybody_is_here(run):
+    if not nobody_is_missing(run):
         return False
     failure = last_failure(run)
     why = (

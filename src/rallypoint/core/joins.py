@@ -1,7 +1,6 @@
-"""How nodes come into a run, and come again (see `going` and `working` for the rest). PURE.
+"""How nodes join a run, and join again. PURE.
 
-Each function applies one event to the draft; whether the round can be sealed afterwards is
-asked in one place, `rounds.settle`.
+Whether the round can be sealed afterwards is decided in one place, `rounds.settle`.
 """
 
 import msgspec
@@ -47,20 +46,20 @@ def join(run: MutableState, e: Join) -> None:
     if isinstance(phase, Closed) and not e.new_incarnation:
         _refuse_closed(run, node.id, phase)  # C1
         return
-    if exclusion.bars(run, node):  # H1: whoever is kept out opens nothing afresh either
+    if exclusion.bars(run, node):  # H1: an excluded node cannot open a closed run again either
         return
     if isinstance(phase, Closed):
         _reopen(run, phase)
     if run.place_of(node.id) is not None:
-        _join_again(run, e)
+        _join_known(run, e)
     elif _welcome(run, e):
         _tell_settings(run, e)
-        _join_anew(run, e)
+        _join_new(run, e)
 
 
 def _refuse_closed(run: MutableState, node: NodeId, phase: Closed) -> None:
     why = (
-        closed_sentence(run.run_id, phase) + "; new_incarnation (--new-incarnation) opens it afresh"
+        closed_sentence(run.run_id, phase) + "; new_incarnation (--new-incarnation) opens it again"
     )
     failures = () if phase.finished else run.failures
     refused = Refused(Refusal.CLOSED, why, run.incarnation, run.round, failures, phase.verdict)
@@ -75,7 +74,7 @@ def _reopen(run: MutableState, phase: Closed) -> None:
     run.restarts, run.failures, run.strikes = 0, (), ()
 
 
-def _join_again(run: MutableState, e: Join) -> None:
+def _join_known(run: MutableState, e: Join) -> None:
     node, phase = e.node, run.phase
     mark(run, node.id, connected=True)
     if node.id in run.candidates:  # J1: idempotent
@@ -100,7 +99,7 @@ def _join_again(run: MutableState, e: Join) -> None:
 
 def _rejoin(run: MutableState, node: Node) -> None:
     member = run.take(node.id)
-    kept = member.node  # a new port is welcome; slot and hint were checked when it came
+    kept = member.node  # the port may change; slot and hint were checked when it first joined
     node = msgspec.structs.replace(node, slot=kept.slot, node_rank=kept.node_rank)
     fresh = msgspec.structs.replace(member, node=node, connected=True)
     run.put(run.candidates, standing_as(fresh, Standing.MEMBER, member.rank))
@@ -108,17 +107,17 @@ def _rejoin(run: MutableState, node: Node) -> None:
 
 
 def _welcome(run: MutableState, e: Join) -> bool:
-    """Check what a newcomer asks for; refuse it by name, or open the run with it."""
+    """Return whether a new node may join; refuse it, or open the run with its settings."""
     node, wanted = e.node, e.settings
-    afresh = e.new_incarnation and e.incarnation < run.incarnation  # what it knew has ended
-    if not afresh and (e.after or e.incarnation not in (0, run.incarnation)):  # E1, L2
+    reopens = e.new_incarnation and e.incarnation < run.incarnation  # the one it knew has ended
+    if not reopens and (e.after or e.incarnation not in (0, run.incarnation)):  # E1, L2
         known = f"incarnation {e.incarnation}, round {e.after}"
-        why = f"it speaks of {known}, in which it is not known here any more"
+        why = f"it names {known}, in which it is no member any more"
         run.refuse(node.id, Refusal.FENCED, why)
         return False
     if run.settings is None or run.is_empty():
         run.settings, run.opened_by = wanted, node.label
-        if wanted.max_restarts is not None:  # a lower budget closes nothing by itself (L3)
+        if wanted.max_restarts is not None:  # a lower budget closes no run (L3)
             run.restarts = min(run.restarts, wanted.max_restarts)
     bounds = (run.settings.min_nodes, run.settings.max_nodes)
     if bounds != (wanted.min_nodes, wanted.max_nodes):  # J6
@@ -137,7 +136,7 @@ def _tell_settings(run: MutableState, e: Join) -> None:
         run.send((e.node.id,), SettingsHeld(f"the run was opened by {run.opened_by} with {why}"))
 
 
-def _join_anew(run: MutableState, e: Join) -> None:
+def _join_new(run: MutableState, e: Join) -> None:
     node = e.node
     rank: int | None = None
     standing = Standing.NEW
@@ -152,14 +151,14 @@ def _join_anew(run: MutableState, e: Join) -> None:
         return
     waited = 0
     for former in ranks.by_id(m for m in (same_rank, same_slot) if m is not None).values():
-        # I1: the same slot, or the rank of one whose connection is cut
+        # I1: the same slot, or the rank of a disconnected node
         rank, standing = former.rank, former.standing
         waited += former.node.id in run.waiting
         lose(run, former.node, f"replaced by {node.label} in the same place", replaced=True)
     run.arrivals += 1
     member = Member(node=node, arrival=run.arrivals, rank=rank, standing=standing)
     if isinstance(run.phase, Sealed):
-        park(run, member)  # waits where the one that it replaces has waited
+        park(run, member)  # waits in place of the node that it replaces
         if waited > 1:
             fill_waiting(run)
     else:

@@ -1,7 +1,6 @@
-"""A state while it is being changed: copied once, changed by several events, frozen. PURE.
+"""A run's state while events change it: copied once, changed, frozen. PURE.
 
-A batch of a thousand joins costs one copy of the places, not a thousand; nobody outside
-`advance` ever sees a draft.
+A batch of a thousand joins thus costs one copy, not a thousand.
 """
 
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ Places = dict[NodeId, Member]
 
 
 class MutableState:
-    """Mutable twin of `RunState`, with the messages and the reason of the step."""
+    """A mutable copy of a `RunState`, with the messages and the note of the step."""
 
     def __init__(self, state: RunState) -> None:
         self.run_id = state.run_id
@@ -57,7 +56,7 @@ class MutableState:
         self._hints: dict[int, NodeId] | None = None
 
     def freeze(self) -> RunState:
-        """Return the state that the draft has become; the draft must not be used after."""
+        """Return the changed state; this object must not be used afterwards."""
         return RunState(
             run_id=self.run_id,
             settings=self.settings,
@@ -89,17 +88,17 @@ class MutableState:
         return round_number(self.phase)
 
     def send(self, to: Iterable[NodeId], message: Message) -> None:
-        """List a message; it goes out once the state is stored."""
+        """Add a message, to be sent once the state is stored."""
         if receivers := tuple(to):
             self.messages.append(Send(receivers, message))
 
     def refuse(self, node: NodeId, refusal: Refusal, why: str) -> None:
-        """Tell one node that what it asked for cannot be had."""
+        """Refuse the request of one node."""
         self.note = f"refused {node[:8]}: {why}"
         self.send((node,), Refused(refusal, why, self.incarnation, self.round))
 
     def fence(self, node: NodeId, why: str, replaced: bool = False) -> None:
-        """Shut a node's id out for good, and tell it (rules L2, I1)."""
+        """Refuse a node's id from now on, and tell the node (rules L2, I1)."""
         self.fenced[node] = why
         if replaced:
             self.replaced.add(node)
@@ -119,7 +118,7 @@ class MutableState:
         return not any(getattr(self, place) for place in PLACES)
 
     def place_of(self, node: NodeId) -> Places | None:
-        """Return the place that holds a node, None if it is not live."""
+        """Return the mapping that holds a node, None if it is not live."""
         for place in (
             self.candidates,
             self.participants,
@@ -132,7 +131,7 @@ class MutableState:
         return None
 
     def put(self, place: Places, member: Member) -> None:
-        """Put a member into a place."""
+        """Add a member to one of the mappings."""
         node = member.node
         place[node.id] = member
         if place is self.finished:  # holds no slot and no rank any more
@@ -143,7 +142,7 @@ class MutableState:
             self._hints[node.node_rank] = node.id
 
     def take(self, node: NodeId) -> Member:
-        """Take a live node out of wherever it is (KeyError if it is nowhere)."""
+        """Remove a live node from its mapping (KeyError if there is none)."""
         member = (self.place_of(node) or {}).pop(node)
         hint, slot = member.node.node_rank, member.node.slot
         if self._slots is not None and slot is not None and self._slots.get(slot) == node:
@@ -153,13 +152,13 @@ class MutableState:
         return member
 
     def holder_of_slot(self, slot: str) -> Member | None:
-        """Return the working or joining member in a slot; the index is made once a batch."""
+        """Return the active member in a slot; the index is made once a batch."""
         if self._slots is None:
             self._slots = {m.node.slot: m.node.id for m in self.active() if m.node.slot}
         return self._member(self._slots.get(slot))
 
     def holder_of_rank(self, hint: int) -> Member | None:
-        """Return the working or joining member that asked for a rank."""
+        """Return the active member that asked for a rank."""
         if self._hints is None:
             self._hints = {
                 m.node.node_rank: m.node.id for m in self.active() if m.node.node_rank is not None
@@ -167,7 +166,7 @@ class MutableState:
         return self._member(self._hints.get(hint))
 
     def active(self) -> Iterable[Member]:
-        """Yield those who work, join or wait: all live nodes but the finished ones."""
+        """Yield all live nodes but the finished ones."""
         for place in (self.candidates, self.participants, self.waiting, self.spares):
             yield from place.values()
 

@@ -1,8 +1,8 @@
-"""Notices: a node will leave, and all who work with it may save before it does. PURE.
+"""Notices: a node will leave, and the others may save before it does (rule P1). PURE.
 
-A notice changes no round: the workers go on, save at the step that they agree on, and then the
-node leaves in good order (L1). It stands until the node has gone or the round is over; whoever
-joins the round or resumes is told of those that stand. Of two notices of a node the sooner holds.
+A notice changes no round: the workers go on, save at a step that they agree on, and then the node
+leaves (L1). It holds until the node has left or the round is over. Nodes that join the round or
+reconnect are told of it. Of two notices of a node the sooner one holds.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ UNSAID = "it was asked to"
 
 
 def notify(run: MutableState, e: Notify) -> None:
-    """A live node will leave (P1); a later word holds only if it leaves less time."""
+    """A live node will leave (P1); a second notice holds only if it leaves less time."""
     place = run.place_of(e.node)
     if place is None or place is run.finished:
         return
@@ -24,7 +24,7 @@ def notify(run: MutableState, e: Notify) -> None:
     known = run.notices.get(e.node)
     if known is not None and not _is_sooner(notice, known):
         run.note = f"not sooner than the notice that stands: {known.sentence}"
-        return  # whose seconds run already
+        return  # whose time runs already
     run.notices = {**run.notices, e.node: notice}
     run.note = notice.sentence
     works = place is run.participants or place is run.candidates
@@ -39,20 +39,20 @@ def _is_sooner(notice: Notice, known: Notice) -> bool:
 
 
 def tell_standing(run: MutableState, to: Collection[NodeId]) -> None:
-    """Tell nodes that join a round of the notices that stand (P1)."""
+    """Tell nodes that join a round of the notices in force (P1)."""
     for notice in run.notices.values():
         if notice.node in run.participants:
             run.send(to, _given(notice, run.incarnation, run.round))
 
 
 def forget(run: MutableState, node: NodeId) -> None:
-    """A node has gone, and its notice with it."""
+    """Remove the notice of a node that has left."""
     if node in run.notices:
         run.notices = {other: notice for other, notice in run.notices.items() if other != node}
 
 
 def standing(state: RunState, node: NodeId) -> tuple[NoticeGiven, ...]:
-    """Return what a live node has been told of the notices that stand."""
+    """Return the notices in force that a live node has been told."""
     works = _works(state, node)
     return tuple(
         _given(notice, state.incarnation, round_number(state.phase))

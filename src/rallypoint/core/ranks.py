@@ -1,9 +1,13 @@
 """Who gets which rank (rule R1). PURE.
 
-Three wishes, strongest first: a `node_rank` hint that fits the size is honoured; a survivor
-keeps the rank it had (so that the fewest nodes move); everyone else fills the gaps in first
-order: hints too large for the size, then topology labels kept together, then the natural
-order of addresses (node7 before node66, 10.0.0.9 before 10.0.0.10).
+`assign_ranks` gives out the ranks 0..n-1 in four steps:
+
+1. A node that asks for a rank below n (`node_rank`) gets it.
+2. A node of an earlier round keeps its rank, if it is below n and free.
+3. The other nodes of earlier rounds fill the gaps, in the order of their former ranks.
+4. New nodes fill the remaining gaps, in `first_order`: requested ranks of n and more, then nodes
+   with the same topology label together, then host names and addresses in natural order (node7
+   before node66, 10.0.0.9 before 10.0.0.10).
 """
 
 import re
@@ -16,7 +20,7 @@ _DIGITS = re.compile(r"(\d+)")
 NaturalKey = tuple[tuple[int, int, str], ...]
 
 
-@lru_cache(maxsize=4096)  # a reason names the same few nodes at each step
+@lru_cache(maxsize=4096)  # reasons name the same few nodes again and again
 def natural_key(text: str) -> NaturalKey:
     """Return a sort key in which runs of digits compare as numbers."""
     parts = _DIGITS.split(text)
@@ -24,7 +28,7 @@ def natural_key(text: str) -> NaturalKey:
 
 
 def seat_order(member: Member) -> tuple[int, int]:
-    """Return a sort key for claims to a seat (rule S2): members, those waiting, the rest."""
+    """Return a sort key for claims to a seat (rule S2): members, waiting nodes, new nodes."""
     if member.standing is Standing.MEMBER:
         return (0, -1 if member.rank is None else member.rank)
     return (1 if member.standing is Standing.WAITING else 2, member.arrival)
@@ -34,7 +38,7 @@ FirstOrder = tuple[bool, int, bool, NaturalKey, NaturalKey, NaturalKey, int]
 
 
 def first_order(member: Member) -> FirstOrder:
-    """Return a sort key for nodes that have no rank yet."""
+    """Return a sort key for nodes that had no rank yet."""
     node = member.node
     label = node.topology
     return (

@@ -1,4 +1,4 @@
-"""How rounds open, seal and end: each phase has one function that enters it. PURE."""
+"""How rounds open, seal and end; one function enters each phase. PURE."""
 
 import msgspec
 
@@ -32,16 +32,16 @@ from rallypoint.core.state import (
 def open_round(
     run: MutableState, why: str, lost: tuple[str, ...] = (), *, charged: bool = False
 ) -> None:
-    """Enter Gathering(n+1) from Sealed(n); everybody is told why, and who was lost (L1, N2)."""
+    """Enter Gathering(n+1) from Sealed(n); all nodes are told why, and who was lost (L1, N2)."""
     former = len(run.participants) + len(lost)
     run.phase = Gathering(run.round + 1, lost=bool(lost), former=former, charged=charged)
     run.opening = why
-    run.notices = {}  # P1: who will leave need not join again
+    run.notices = {}  # P1: a node that will leave need not join again
     run.failing = run.failing + 1 if charged else 0
     run.note = f"round {run.round} opens: {why}"
     to = [*run.participants, *run.waiting, *run.spares]
     for place, standing in ((run.waiting, Standing.WAITING), (run.spares, Standing.NEW)):
-        for member in list(place.values()):  # S1: they need not ask again
+        for member in list(place.values()):  # S1: they need not join again
             del place[member.node.id]
             run.candidates[member.node.id] = standing_as(member, standing, None)
     run.send(to, RoundOpened(run.incarnation, run.round, why, lost))
@@ -64,7 +64,7 @@ def settle(run: MutableState) -> None:
     phase, settings = run.phase, run.settings
     if settings is None or not isinstance(phase, (Gathering, LastCall)):
         return
-    if is_spent(run, settings) and everybody_is_here(run):
+    if is_spent(run, settings) and nobody_is_missing(run):
         _close_spent(run, settings)
         return
     have = len(run.candidates)
@@ -74,8 +74,8 @@ def settle(run: MutableState) -> None:
         return
     goal = goal_of(settings)
     if have >= goal:
-        came = "the only node wanted has come"
-        seal(run, came if goal == 1 else f"{goal} of the {goal} nodes wanted have come")  # J3
+        came = "the only node wanted has joined"
+        seal(run, came if goal == 1 else f"{goal} of the {goal} nodes wanted have joined")  # J3
     elif isinstance(phase, LastCall):
         if phase.over:
             seal(run, f"the last call is over with {have} of up to {goal} nodes")  # J4
@@ -84,15 +84,15 @@ def settle(run: MutableState) -> None:
 
 
 def is_spent(run: MutableState, settings: Settings) -> bool:
-    """Return whether failures have passed the budget (B1)."""
+    """Return whether failures exceed the budget (B1)."""
     return settings.max_restarts is not None and run.restarts > settings.max_restarts
 
 
-def everybody_is_here(run: MutableState) -> bool:
-    """Return whether nobody of the round before is missing (B1, H1).
+def nobody_is_missing(run: MutableState) -> bool:
+    """Return whether no node of the previous round is missing (B1, H1).
 
-    What failures mean is judged then, not when they are told: workers also fail because a node
-    was lost, and that may be known only a lease later.
+    Failures are judged then, not when they are reported: workers also fail because a node was
+    lost, and that may be known only a lease later.
     """
     return not run.participants and _all_connected(run)
 
@@ -102,14 +102,13 @@ def _close_spent(run: MutableState, settings: Settings) -> None:
     last, first = last_failure(run), run.failures[0]
     why = f"a worker failed and max_restarts={budget} is used up: {last.label}"
     if first is not last:
-        why += (
-            f"; the first of {run.failing} such rounds in a row, round {first.round}: {first.label}"
-        )
+        text = f"; the first of {run.failing} consecutive failing rounds, round {first.round}: "
+        why += text + first.label
     close_run(run, last.node, last.at, why, Verdict.BUDGET)
 
 
 def last_failure(run: MutableState) -> Failure:
-    """Return the failure that has opened the present round (B1)."""
+    """Return the failure that opened the round (B1)."""
     return next(failure for failure in run.failures if failure.round == run.round - 1)
 
 
@@ -119,21 +118,21 @@ def _all_connected(run: MutableState) -> bool:
 
 def _settle_gathering(run: MutableState, phase: Gathering, settings: Settings) -> None:
     returning = any(m.standing is Standing.MEMBER for m in run.candidates.values())
-    if not returning:  # nobody knows the round before: as in a first round
+    if not returning:  # none of the previous round: as in a first round
         run.calls += 1
         run.phase = LastCall(phase.round, run.calls)  # J2
         return
     patient = phase.lost and not phase.patience_over and settings.replacement_wait_seconds > 0
     if patient and len(run.candidates) < phase.former:
         return
-    seal(run, f"all that are alive have come: {nodes(len(run.candidates))}")  # J5
+    seal(run, f"all live nodes have joined: {nodes(len(run.candidates))}")  # J5
 
 
 def seal(run: MutableState, reason: str) -> None:
-    """Enter Sealed(n): hand out seats (S2) and ranks (R1), tell everyone.
+    """Enter Sealed(n): hand out seats (S2) and ranks (R1), and tell all nodes.
 
-    While a candidate's connection is cut nothing is sealed: within disconnect_grace it is
-    back or lost, and a seat for a dead node would cost everyone a round.
+    While a candidate is disconnected, the round does not seal: within disconnect_grace it
+    reconnects or is lost, and a seat for a dead node would cost another round.
     """
     if run.settings is None or not _all_connected(run):
         return
@@ -154,12 +153,12 @@ def seal(run: MutableState, reason: str) -> None:
 
 
 def park(run: MutableState, member: Member) -> None:
-    """Let a newcomer of a sealed round wait, or be a spare when there is no room (N1)."""
+    """Let a node wait for the next round, or be a spare when that has no room (N1)."""
     phase = run.phase
     if not isinstance(phase, Sealed) or run.settings is None:
         return
     free = goal_of(run.settings) - len(phase.record.seats) - len(run.waiting)
-    spare = free <= 0 or bool(phase.done)  # who has finished will not come again: no new round
+    spare = free <= 0 or bool(phase.done)  # finished nodes do not return: no new round
     run.put(run.spares if spare else run.waiting, standing_as(member, Standing.NEW, None))
     why = _parked_reason(phase, run.settings, spare, len(run.waiting))
     run.note = f"{member.node.label} {'is a spare' if spare else 'waits'}: {why}"
@@ -183,7 +182,7 @@ def _parked_reason(phase: Sealed, settings: Settings, spare: bool, waiting: int)
 
 
 def fill_waiting(run: MutableState) -> None:
-    """Someone who waited has gone: the first spare waits in its place, everyone is told."""
+    """A waiting node has left: the first spare waits instead, and all are told."""
     if run.spares:
         first = min(run.spares.values(), key=lambda member: member.arrival)
         del run.spares[first.node.id]
@@ -195,7 +194,7 @@ def fill_waiting(run: MutableState) -> None:
 
 
 def end_waiting(run: MutableState) -> None:
-    """The round is ending: those who wait become spares, no new round is asked for (F1)."""
+    """The round is ending: waiting nodes become spares, and no new round opens (F1)."""
     if not run.waiting:
         return
     for member in list(run.waiting.values()):
@@ -205,7 +204,7 @@ def end_waiting(run: MutableState) -> None:
 
 
 def close_run(run: MutableState, by: str, at: str, why: str, verdict: Verdict) -> None:
-    """Enter Closed: tell every live node; spares and those who wait go home (F1, C1)."""
+    """Enter Closed, and tell every live node (F1, C1)."""
     if isinstance(run.phase, Closed):
         return
     number = run.round

@@ -3,15 +3,15 @@
 A live node is in exactly one of five places: `candidates`, `participants`, `waiting`,
 `spares`, `finished`. The phase says which of them can be filled:
 
-    Gathering, LastCall   candidates have asked for this round; participants are those of the
-                          round before who are alive and have not asked again yet (rule G1);
-                          nobody waits or is a spare
+    Gathering, LastCall   candidates have joined this round; participants are live nodes of the
+                          previous round that have not joined again yet (rule G1);
+                          no node waits or is a spare
     Sealed                participants work; others wait (room left) or are spares; no candidates
-    Closed                only finished nodes, until they leave
+    Closed                no nodes
 
-There is no timestamp: durations in `Settings` are carried for the hosts, which make the
-timeout events, and `at` texts are labels for people that nothing compares.
-Mappings are never changed in place once they are part of a RunState.
+There is no timestamp: the hosts run the timers, for the durations in `Settings`, and `at` texts
+are labels for people that nothing compares. A mapping is never changed once it is part of a state.
+`encode_state` makes bytes of a state.
 """
 
 from enum import StrEnum
@@ -26,22 +26,22 @@ NO_REASON = "no reason was given"
 
 class Value(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
-):  # gc: values that never change cannot refer to each other in a ring
+):  # gc: immutable values cannot form reference cycles
     """Base of the core's values."""
 
 
 class Node(Value, frozen=True):
-    """Who a node is: a random id made for each process, and what it says of itself.
+    """A node's identity and its proposal for the next round.
 
     Args:
-        id: random, made anew by each process (and after being fenced).
+        id: random; each process makes one, and another one after it was fenced.
         address: where its peers reach it.
-        port: a free port on it, for the bootstrap store; held until it is used.
+        port: a free port there for the bootstrap store.
         pid: its process id, for people.
-        slot: the place it fills (pod, Slurm task); a new node with the same slot replaces it.
+        slot: the pod or task it runs as; a new node with the same slot replaces it.
         node_rank: the rank it asks for.
-        topology: label (rack, block) whose nodes get neighbouring ranks.
-        local_world_size: workers it starts, at least 1.
+        topology: label (rack, block); nodes with the same one get neighbouring ranks.
+        local_world_size: number of its workers, at least 1.
         role: name of its workers' role.
         host: its host name, for people only.
     """
@@ -65,7 +65,7 @@ class Node(Value, frozen=True):
 
 
 class Newcomers(StrEnum):
-    """What agents do about nodes that wait to be let in (see `agent.admission`)."""
+    """When agents let waiting nodes in (see `agent.policy.membership_change`)."""
 
     NOW = "now"
     CHECKPOINT = "checkpoint"
@@ -73,7 +73,7 @@ class Newcomers(StrEnum):
 
 
 class Settings(Value, frozen=True):
-    """What a run was opened with. Seconds are for the hosts; the core only looks at None/0.
+    """What a run was opened with. The hosts time the durations; the core only tests for 0.
 
     Args:
         min_nodes: fewest nodes of a round.
@@ -81,17 +81,17 @@ class Settings(Value, frozen=True):
         target_nodes: nodes wanted: a round seals at once with them, and has no more seats;
             None for max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit (rule B1).
-        last_call_seconds: extra wait after min_nodes in a first round (rule J2).
-        rejoin_timeout_seconds: how long a told participant may take to join again (rule G1).
+        last_call_seconds: extra wait of a first round once min_nodes are there (rule J2).
+        rejoin_timeout_seconds: how long a participant may take to join the next round (rule G1).
         replacement_wait_seconds: wait for a replacement after a loss (rule J5).
         lease_seconds: silence after which a node is lost (rule L1).
-        disconnect_grace_seconds: time for a cut connection to come back (rule L1).
-        steady_after_seconds: a round that has worked for so long ends a row of failing ones (B1).
+        disconnect_grace_seconds: time for a disconnected node to reconnect (rule L1).
+        steady_after_seconds: a round that works for so long resets `failing` (rule B1).
         quarantine_failures: rounds that one node may end by failing workers, within
             `QUARANTINE_ROUNDS`, before it is excluded (rule H1); 0: any number.
-        quarantine_time_seconds: how long it is kept out then.
-        admit: what the node that opened it does about newcomers, None if it does not say; each
-            agent goes by its own, so the core only tells who does otherwise.
+        quarantine_time_seconds: how long it is excluded then.
+        admit: the policy of the node that opened the run, None if it gives none; each agent
+            follows its own, and a node with another one is warned.
     """
 
     min_nodes: int
@@ -110,7 +110,7 @@ class Settings(Value, frozen=True):
 
 
 class Standing(StrEnum):
-    """Why a candidate may claim a seat, strongest first (rule S2)."""
+    """A candidate's claim to a seat, strongest first (rule S2)."""
 
     MEMBER = "member"
     WAITING = "waiting"
@@ -122,11 +122,11 @@ class Member(Value, frozen=True):
 
     Args:
         node: who it is.
-        arrival: its place in the order of arrivals.
+        arrival: its number in the order of arrivals.
         rank: its rank in the last round it took part in, None if in none.
-        standing: what its claim to a seat rests on.
-        beats: heartbeats counted by the shared host; fences a lapse seen too late.
-        connected: False while a cut connection may come back (hosted).
+        standing: its claim to a seat.
+        beats: its heartbeats (serverless); a `Lost` with an older count is ignored.
+        connected: False while it is disconnected and may reconnect.
     """
 
     node: Node
@@ -138,14 +138,14 @@ class Member(Value, frozen=True):
 
 
 class Failure(Value, frozen=True):
-    """A worker that failed: enough for the final report.
+    """A worker that failed.
 
     Args:
         node: label of the node.
         rank: the worker's global rank.
         local_rank: its rank on the node.
-        exit_code: its exit code, None if a signal ended it, or if it hung.
-        signal: name of that signal, or "".
+        exit_code: None if a signal ended it, or if it hung.
+        signal: name of the signal, or "".
         at: when, as a text.
         message: its last lines.
         round: the round it worked in.
@@ -170,10 +170,10 @@ class Failure(Value, frozen=True):
 
 
 class Seat(Value, frozen=True):
-    """One participant of a sealed round, with all that its workers need.
+    """A participant of a sealed round, with the ranks of its workers.
 
     Args:
-        node: who sits here.
+        node: the participant.
         rank: its rank among the nodes.
         worker_offset: global rank of its first worker.
         role_offset: rank of its first worker among the workers of its role.
@@ -188,7 +188,7 @@ class Seat(Value, frozen=True):
 
 
 class Round(Value, frozen=True):
-    """A sealed round: one record that never changes (rule E1).
+    """A sealed round; it never changes (rule E1).
 
     Args:
         incarnation: of the run.
@@ -197,7 +197,7 @@ class Round(Value, frozen=True):
         world_size: number of all workers.
         restarts: how much of the failure budget is used up.
         reason: why it was sealed when it was.
-        failing: how many rounds before it, without a break, were ended by failing workers.
+        failing: number of consecutive rounds before it that failing workers ended.
     """
 
     incarnation: int
@@ -220,14 +220,14 @@ class Round(Value, frozen=True):
 
 
 class Notice(Value, frozen=True):
-    """Word that a live node will leave: its machine is to be taken away, or someone says so.
+    """A live node will leave: its machine is to be taken away, or an operator says so.
 
     Args:
-        node: who will leave.
+        node: id of the node.
         label: its label.
         why: for people.
-        by: who says so.
-        seconds: how long it has from when it was given, None if that is not known.
+        by: who gave the notice.
+        seconds: time it had left when the notice was given, None if that is not known.
     """
 
     node: NodeId
@@ -238,13 +238,13 @@ class Notice(Value, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """The notice as people read it."""
+        """The notice for people."""
         when = "" if self.seconds is None else f", in {self.seconds:g} s"
         return f"{self.label} will leave: {self.why}{when}"
 
 
 class Aspect(StrEnum):
-    """By what nodes are named in an exclusion."""
+    """What the name in an exclusion is."""
 
     NODE = "node"  # id, host name or label
     ADDRESS = "address"
@@ -252,18 +252,18 @@ class Aspect(StrEnum):
 
 
 class Exclusion(Value, frozen=True):
-    """Nodes that are kept out (rule H1).
+    """Nodes that may not take part (rule H1).
 
     Args:
-        number: counts the exclusions of a run; tells their timers apart.
+        number: of the exclusion in its run; its timer names it.
         aspect: what `name` is.
-        name: of the nodes that are meant.
+        name: of the nodes.
         why: for people.
-        by: who wants it so.
+        by: who excluded them.
         at: when (a text), "" if that is not known.
         seconds: for how long, None: until they are admitted.
-        nodes: ids of those that were put out; refused whatever else they say of themselves.
-        slots: of those named by id or label; whoever comes for their slots is refused, too.
+        nodes: ids of the nodes that were removed; they are refused under any other name, too.
+        slots: of nodes excluded by id or label; new nodes in these slots are refused, too.
     """
 
     number: int
@@ -278,14 +278,14 @@ class Exclusion(Value, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """The exclusion as people read it."""
+        """The exclusion for people."""
         since = f" at {self.at}" if self.at else ""
         long = "until it is admitted" if self.seconds is None else f"for {self.seconds:g} s"
         return f"{self.aspect} {self.name} was excluded by {self.by}{since} {long}: {self.why}"
 
 
 class Strike(Value, frozen=True):
-    """A round that a node has ended by failing workers (rule H1)."""
+    """A round that the failing workers of one node ended (rule H1)."""
 
     aspect: Aspect
     name: str
@@ -293,19 +293,19 @@ class Strike(Value, frozen=True):
 
 
 class Verdict(StrEnum):
-    """What became of a run that is closed."""
+    """How a run ended."""
 
     FINISHED = "finished"
-    BUDGET = "budget"  # its workers failed once too often (rule B1)
+    BUDGET = "budget"  # its workers failed too often (rule B1)
     CLOSED = "closed"  # somebody has closed it
 
 
 class Gathering(Value, frozen=True, tag=True):
     """Nodes are joining round `round`. `lost`: a participant was lost on the way here.
 
-    `former` is the number of participants of the round before. With `patience_over`,
-    nobody waits for replacements any more. `charged`: a failing worker opened it at the
-    expense of the budget, which is given back if a node turns out to have been lost (B1).
+    `former` is the number of participants of the previous round. With `patience_over`, the round
+    no longer waits for replacements. `charged`: a failing worker opened it at the expense of the
+    budget; the charge is taken back if a node turns out to have been lost (B1).
     """
 
     round: int
@@ -316,9 +316,9 @@ class Gathering(Value, frozen=True, tag=True):
 
 
 class LastCall(Value, frozen=True, tag=True):
-    """min_nodes are there; late ones have a last chance. `call` tells apart repeated calls.
+    """min_nodes have joined, and more may. `call` numbers the last calls of a run.
 
-    Once `over`, the round seals as soon as no candidate's connection is cut.
+    Once `over`, the round seals as soon as no candidate is disconnected.
     """
 
     round: int
@@ -327,14 +327,14 @@ class LastCall(Value, frozen=True, tag=True):
 
 
 class Sealed(Value, frozen=True, tag=True):
-    """Round `record.number` is agreed and at work. `done` are the ids that have finished."""
+    """Round `record.number` is agreed and at work; `done` holds the ids of finished nodes."""
 
     record: Round
     done: frozenset[NodeId] = frozenset()
 
 
 class Closed(Value, frozen=True, tag=True):
-    """The incarnation has ended: by whom, when (a text), why, and what became of it."""
+    """The incarnation has ended: by whom, when (a text), why, and how."""
 
     round: int
     by: str
@@ -352,7 +352,7 @@ Phase = Gathering | LastCall | Sealed | Closed
 
 
 class RunState(Value, frozen=True):
-    """Everything that is decided about one run.
+    """All that is decided about one run.
 
     Args:
         run_id: its name.
@@ -360,20 +360,20 @@ class RunState(Value, frozen=True):
         opened_by: label of the node that opened it.
         incarnation: counts the openings of the run.
         phase: where it stands.
-        candidates, participants, waiting, spares, finished: the five places, by node id.
-        fenced: ids that are refused, with the reason; the newest `FENCED_LIMIT`.
+        candidates, participants, waiting, spares, finished: the live nodes by id.
+        fenced: refused ids with the reason; the newest `FENCED_LIMIT`.
         arrivals: how many nodes have come so far.
         calls: how many last calls there were.
         restarts: failing rounds so far (rule B1).
-        failures: of the last failing round, first one first, after the very first one of its
-            row of failing rounds; at most `FAILURES_LIMIT`.
-        opening: why the present round was opened, "" for the first.
-        notices: of live nodes that will leave, until they do or the round is over.
-        failing: how many rounds in a row were ended by failing workers (rule B1).
-        exclusions: those that stand, oldest first; they outlive incarnations (rule H1).
+        failures: of the newest failing round, in order, after the first failure of the consecutive
+            failing rounds; at most `FAILURES_LIMIT`.
+        opening: why the round was opened, "" for the first.
+        notices: by id of the node that will leave; until it does, or the round is over.
+        failing: number of consecutive rounds that failing workers ended (rule B1).
+        exclusions: in force, oldest first; they outlive incarnations (rule H1).
         exclusion_count: how many there were.
-        strikes: failing rounds of the last `QUARANTINE_ROUNDS`, by who ended them.
-        replaced: those that are fenced because another node has their slot or rank (rule I1).
+        strikes: which node ended which of the last `QUARANTINE_ROUNDS` rounds.
+        replaced: fenced ids whose slot or rank another node has taken (rule I1).
     """
 
     run_id: str

@@ -202,7 +202,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._seat = None
         if fenced.refusal is Refusal.REPLACED:  # I1: of two in one place, one must give in
             raise RendezvousStateError(
-                f"run {self._run_id!r}: {fenced.why}; a node that was replaced does not come back"
+                f"run {self._run_id!r}: {fenced.why}; a replaced node must not return"
             )
         if fenced.refusal is Refusal.FENCED:  # L2: it comes as a newcomer
             self._node_id = uuid.uuid4().hex

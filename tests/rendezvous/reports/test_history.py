@@ -53,7 +53,7 @@ def test_round_is_remembered_with_time_and_reason() -> None:
     run.do(Lost("n2", Cause.LEASE), after=10)
     (first, second) = run.seen.lines(run.now + 1)
     assert (first.number, first.size, first.opened_seconds, first.sealed_seconds) == (1, 2, 14, 11)
-    assert first.sealed_because == "2 of the 2 nodes wanted have come"
+    assert first.sealed_because == "2 of the 2 nodes wanted have joined"
     assert first.ended_seconds == 1
     assert "n2 pid 2 was lost" in first.ended_because
     assert first.lost == ("n2 pid 2",)
@@ -221,12 +221,12 @@ def test_lost_connection_has_a_grace_timer_until_it_is_back() -> None:
     run.do(Disconnected("n1"), Disconnected("n2"))
     report = report_of(run.state, "here", run.seen, run.now)
     assert [timer.name for timer in report.timers] == [
-        "n1 pid 1 may come back",
-        "n2 pid 2 may come back",
+        "n1 pid 1 may reconnect",
+        "n2 pid 2 may reconnect",
     ]
     run.do(Leave("n1"), Leave("n9"))
     report = report_of(run.state, "here", run.seen, run.now)
-    assert [timer.name for timer in report.timers] == ["n2 pid 2 may come back"]
+    assert [timer.name for timer in report.timers] == ["n2 pid 2 may reconnect"]
 
 
 def test_unopened_run_has_no_history() -> None:

@@ -29,7 +29,7 @@ def test_timers_have_their_remaining_time() -> None:
     run.do(Disconnected("n1"))
     report = report_of(run.state, "here", run.seen, run.now + 0.5)
     (grace,) = report.timers
-    assert (grace.name, grace.setting) == ("n1 pid 1 may come back", "disconnect_grace")
+    assert (grace.name, grace.setting) == ("n1 pid 1 may reconnect", "disconnect_grace")
     assert grace.remaining_seconds == 1.5
     run.do(Reconnected("n1"))
     assert report_of(run.state, "here", run.seen, run.now).timers == ()
@@ -43,7 +43,7 @@ def test_without_a_history_no_times_are_told() -> None:
     assert {member.since_seconds for member in report.members} == {None}
     (line,) = report.rounds  # what the state itself tells
     assert (line.number, line.size, line.opened_seconds, line.sealed_seconds) == (1, 2, None, None)
-    assert line.sealed_because == "2 of the 2 nodes wanted have come"
+    assert line.sealed_because == "2 of the 2 nodes wanted have joined"
 
 
 def test_brief_report_does_not_grow_with_the_run() -> None:
@@ -81,7 +81,7 @@ def test_consecutive_failures_are_reported_with_their_timer() -> None:
     report = report_of(run.state, "here", run.seen, run.now, timers=left)
     assert report.failing == 1
     (timer,) = report.timers
-    assert (timer.name, timer.setting) == ("the row of failing rounds is over", "steady_after")
+    assert (timer.name, timer.setting) == ("earlier failing rounds no longer count", "steady_after")
 
 
 def test_closed_run_has_no_current_round() -> None:
@@ -99,8 +99,8 @@ def test_lost_connection_starts_a_grace_timer() -> None:
     run.now += 0.25
     report = report_of(run.state, "here", run.seen, run.now)
     assert [(t.name, t.remaining_seconds) for t in report.timers] == [
-        ("n1 pid 1 may come back", 0.75),
-        ("n2 pid 2 may come back", 0.75),
+        ("n1 pid 1 may reconnect", 0.75),
+        ("n2 pid 2 may reconnect", 0.75),
     ]
     run.do(Leave("n1"))
     assert len(report_of(run.state, "here", run.seen, run.now).timers) == 1

@@ -97,7 +97,7 @@ def test_finished_nodes_are_not_counted_as_unknown() -> None:
     done = [NodeStatus(a_node(f"n{i}"), "finished") for i in range(1, 6)]
     told = status.absent(report("gathering", a_settings(2, 2), candidate("n9"), done[0]))
     label = done[0].node.label
-    assert told == (f"1 node more (min_nodes=2): {label} has finished and will not come again",)
+    assert told == (f"1 node more (min_nodes=2): {label} has finished and will not return",)
     assert " and 2 more have finished" in status.done_sentence(report("x", None, *done))
 
 

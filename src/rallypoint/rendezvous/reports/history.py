@@ -287,7 +287,7 @@ def _why_opened(before: RunState, events: Sequence[Event], after: RunState) -> s
     opened it is what did.
     """
     if before.incarnation != after.incarnation:
-        return "the run was opened afresh"
+        return "the run was opened again"
     for event in events:
         match event:
             case Join(node=node, why=why) if node.id in before.participants:

@@ -35,9 +35,9 @@ MISSING_SHOWN = 16
 
 _NAMES: dict[type, str] = {
     LastCallOver: "last call for more nodes",
-    RejoinOver: "members of the round before may join again",
+    RejoinOver: "participants of the previous round may join again",
     ReplacementWaitOver: "a replacement may come",
-    SteadyOver: "the row of failing rounds is over",
+    SteadyOver: "earlier failing rounds no longer count",
 }
 
 
@@ -158,6 +158,6 @@ def _graces(state: RunState, cut: dict[NodeId, float]) -> list[RunningTimer]:
         member = find(state, node)
         if settings is not None and member is not None and not member.connected:
             left = min(settings.disconnect_grace_seconds, settings.lease_seconds) - seconds
-            name = f"{member.node.label} may come back"
+            name = f"{member.node.label} may reconnect"
             running.append(RunningTimer(name, "disconnect_grace", max(0.0, left)))
     return running

@@ -322,14 +322,14 @@ def absent(report: Report) -> tuple[str, ...]:
 
 
 def done_sentence(report: Report) -> str:
-    """Return who has finished and will not come again, "" if nobody has."""
+    """Return who has finished and will not return, "" if nobody has."""
     done = [member.node.label for member in report.members if member.place == "finished"]
     if not done:
         return ""
     have = "has" if len(done) == 1 else "have"
     shown = ", ".join(done[:_DONE_SHOWN])
     more = f" and {len(done) - _DONE_SHOWN} more" if len(done) > _DONE_SHOWN else ""
-    return f"{shown}{more} {have} finished and will not come again"
+    return f"{shown}{more} {have} finished and will not return"
 
 
 def no_such_run(run: RunStatus, server: ServerStatus | None) -> str:
