@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
-from rallypoint.agent.health_server import STUCK_SECONDS, Health, HealthServer
+from rallypoint.agent.health_server import STUCK_SECONDS, HealthServer
 from rallypoint.agent.policy.decisions import AgentState, Joining, Stopping, Working
 from rallypoint.agent.policy.events import Join
 from rallypoint.core.events import Assignment
@@ -20,14 +20,14 @@ def state(phase: Joining | Working | Stopping) -> AgentState:
     return AgentState("node", 1, phase=phase)
 
 
-def status(health: Health, path: str) -> int:
+def status(health: HealthServer, path: str) -> int:
     return int(health.answer(path)[0])
 
 
 @pytest.mark.parametrize("phase", [Joining(), Working(SEAT), Stopping(Join("x"))])
 def test_waiting_agent_is_live(phase: Joining | Working | Stopping) -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = HealthServer(None, clock)
     health.show(state(phase))
     health.idle()
     clock.advance(1e6)
@@ -41,7 +41,7 @@ def test_waiting_agent_is_live(phase: Joining | Working | Stopping) -> None:
 
 def test_agent_stuck_in_an_action_is_not_live() -> None:
     clock = ManualClock()
-    health = Health(clock)
+    health = HealthServer(None, clock)
     health.show(state(Working(SEAT)))
     clock.advance(STUCK_SECONDS - 1)
     assert status(health, "/live") == 200
@@ -52,7 +52,7 @@ def test_agent_stuck_in_an_action_is_not_live() -> None:
 
 
 def test_other_paths_are_not_found() -> None:
-    assert Health().answer("/secrets")[0] is HTTPStatus.NOT_FOUND
+    assert HealthServer(None).answer("/secrets")[0] is HTTPStatus.NOT_FOUND
 
 
 def ask(host: str, port: int, path: str) -> tuple[int, dict[str, object]]:

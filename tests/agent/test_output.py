@@ -32,7 +32,7 @@ def run(output: WorkerOutput, script: str = SCRIPT) -> tuple[str, ...]:
     )
     output.begin()
     assert process.wait(30) == 0
-    lines = output.last_lines(10)
+    lines = output.stderr.last_lines(10)
     output.close()
     return lines
 

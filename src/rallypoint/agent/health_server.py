@@ -29,17 +29,21 @@ STUCK_SECONDS = 300.0
 REQUEST_SECONDS = 5.0
 
 
-class Health:
-    """The agent's health, without the server.
+class HealthServer:
+    """Serves the agent's health.
 
     Args:
+        endpoint: host and port to listen on (of a name, its first address); None: do not listen.
         clock: monotonic clock.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, endpoint: Endpoint | None, clock: Clock = time.monotonic) -> None:
+        self._endpoint = endpoint
         self._clock = clock
+        self._server: _Server | None = None
         self._busy_since: float | None = None
-        self._phase, self._ready = "starting", False
+        self._phase = "starting"
+        self._ready = False
 
     def show(self, state: AgentState) -> None:
         """Take over the loop's state; it carries out actions now."""
@@ -61,19 +65,6 @@ class Health:
         status = HTTPStatus.OK if good[path] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, {"live": live, "ready": live and self._ready, "phase": self._phase}
 
-
-class HealthServer(Health):
-    """Serves the agent's health.
-
-    Args:
-        place: host and port to listen on (of a name, its first address); None: do not listen.
-    """
-
-    def __init__(self, place: Endpoint | None) -> None:
-        super().__init__()
-        self._place = place
-        self._server: _Server | None = None
-
     @property
     def port(self) -> int | None:
         """The port that the server listens on, None if it does not."""
@@ -81,14 +72,14 @@ class HealthServer(Health):
 
     def __enter__(self) -> Self:
         """Listen. Raises ParameterError when the port is unusable."""
-        if self._place is None:
+        if self._endpoint is None:
             return self
         try:
-            server = _Server(self._place, _handler(self))
+            server = _Server(self._endpoint, _handler(self))
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name
             why = getattr(error, "strerror", None) or str(error)
             raise ParameterError(
-                f"--health-port {join_endpoint(*self._place)}: cannot listen on it: {why}; give "
+                f"--health-port {join_endpoint(*self._endpoint)}: cannot listen on it: {why}; give "
                 "another port, or an address of this machine"
             ) from error
         self._server = server
@@ -118,7 +109,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().server_bind()
 
 
-def _handler(health: Health) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(health: HealthServer) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
 

@@ -149,7 +149,7 @@ class Streams(msgspec.Struct, frozen=True):
     """File descriptors that a worker is started with; None is inherited."""
 
     stdout: int | None
-    stderr: int | None
+    stderr: int
 
 
 class WorkerOutput:
@@ -171,11 +171,7 @@ class WorkerOutput:
                 f"--log-dir: cannot write {error.filename}: {error.strerror}"
             ) from error
         stdout = self._forwarders.get(STDOUT)
-        stderr = self._forwarders.get(STDERR)
-        return Streams(
-            None if stdout is None else stdout.write_end,
-            None if stderr is None else stderr.write_end,
-        )
+        return Streams(None if stdout is None else stdout.write_end, self.stderr.write_end)
 
     def begin(self) -> None:
         """Forward the output, now that the worker holds its ends of the pipes."""
@@ -188,15 +184,10 @@ class WorkerOutput:
             forwarder.abandon()
         self._forwarders.clear()
 
-    def last_lines(self, wait_seconds: float) -> tuple[str, ...]:
-        """Return the last lines of stderr, once it ends or after `wait_seconds`."""
-        forwarder = self._forwarders.get(STDERR)
-        return forwarder.last_lines(wait_seconds) if forwarder is not None else ()
-
-    def lines_after(self, act: Callable[[], None], limit_seconds: float) -> tuple[str, ...]:
-        """Call `act`; return the lines that stderr then gets within the limit, () for none."""
-        forwarder = self._forwarders.get(STDERR)
-        return forwarder.lines_after(act, limit_seconds) if forwarder is not None else ()
+    @property
+    def stderr(self) -> "Forwarder":
+        """The forwarder of stderr, once `open` has been called."""
+        return self._forwarders[STDERR]
 
     def close(self) -> None:
         """Wait up to a second for what the worker wrote before its end."""

@@ -12,6 +12,7 @@ What such an agent does not report, the adapter infers:
   node leaves (rule L3, case-C9).
 """
 
+import itertools
 import logging
 import os
 import socket
@@ -39,7 +40,6 @@ from rallypoint.rendezvous import (
     get_rendezvous_handler,
 )
 from rallypoint.rendezvous.client.coordinator import retry_hosting
-from rallypoint.rendezvous.coordinator import Report
 
 logger = logging.getLogger("rallypoint")
 
@@ -139,8 +139,9 @@ class LauncherAdapter:
         if self._round is not None and not self.waiting():
             why = f"{self._label} asked for a new round: its workers failed"
         run, seconds = self.handler.get_run_id(), self.handler.settings.timeout.join
-        lines = JoinProgress(
-            _Reports(self.handler),
+        asks = itertools.count()
+        lines = JoinProgress(  # the first report is skipped: nodes seldom join all at once
+            lambda: self.handler.waiting_for() if next(asks) else None,
             seconds.total_seconds(),
             lambda line: logger.warning("run %r: %s", run, line),
         )
@@ -176,20 +177,6 @@ class LauncherAdapter:
         finally:
             self._end()
         return True
-
-
-class _Reports:
-    """Returns the run's report, but not the first time, since nodes seldom join all at once."""
-
-    def __init__(self, handler: DynamicRendezvousHandler) -> None:
-        self._handler = handler
-        self._asked = False
-
-    def __call__(self) -> Report | None:
-        if not self._asked:
-            self._asked = True
-            return None
-        return self._handler.waiting_for()
 
 
 def _end_of(handler: DynamicRendezvousHandler, pid: int) -> None:

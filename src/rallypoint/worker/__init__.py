@@ -10,8 +10,9 @@ is the training loop that uses both.
 """
 
 from rallypoint.worker.change import ChangeKind, PendingChange
-from rallypoint.worker.member import Timeout, Worker
 from rallypoint.worker.process import (
+    Timeout,
+    Worker,
     all_gather,
     all_reduce,
     barrier,

@@ -26,8 +26,7 @@ from rallypoint.worker.checkpoint_storage import (
     put_parts,
     unpack,
 )
-from rallypoint.worker.member import Worker
-from rallypoint.worker.process import barrier, current, is_member, saved, should_save
+from rallypoint.worker.process import Worker, barrier, current, is_member, saved, should_save
 from rallypoint.worker.progress import step as report_step
 
 LIMIT_BYTES = 64 * 1024 * 1024

@@ -5,7 +5,6 @@ a static one: nothing is pushed, and since no coordinator counts the run's faile
 node counts its own.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,44 +31,45 @@ class SealedRound(msgspec.Struct, frozen=True):
     master: tuple[str, int]
 
 
-class AgentHandler(ABC):
-    """One node's rendezvous handler, for the agent. Any thread may call any method."""
+class AgentHandler:
+    """One node's rendezvous handler, for the agent. Any thread may call any method.
 
-    @abstractmethod
+    The methods implemented here are those of a handler without a coordinator.
+    """
+
     def next_round(self, why: str) -> SealedRound:
         """Join, and wait until the round is sealed; raises the errors of `next_rendezvous`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
         """Call `callback` with each new view; return a function that ends this."""
+        return lambda: None
 
-    @abstractmethod
     def view(self) -> View:
         """Return the newest view."""
+        raise NotImplementedError
 
-    @abstractmethod
     def finish(self) -> None:
         """Report that this node's work is done."""
 
-    @abstractmethod
     def fail(self, failure: Failure) -> None:
         """Report a worker's failure."""
+        raise NotImplementedError
 
-    @abstractmethod
     def leave(self, why: str) -> None:
         """Leave the run; the handler is not used afterwards."""
+        raise NotImplementedError
 
-    @abstractmethod
     def notice(self, why: str, seconds: float | None) -> None:
         """Announce that this node will leave, in `seconds` if known."""
 
-    @abstractmethod
     def node_id(self) -> str:
         """Return this node's id, "" without a coordinator."""
+        return ""
 
-    @abstractmethod
     def waiting_for(self) -> Report | None:
         """Return the run's report, None without a coordinator. May raise RallypointError."""
+        return None
 
 
 class ElasticHandler(AgentHandler):
@@ -147,37 +147,44 @@ class StaticHandler(AgentHandler):
         if len(self._failures) > self._max_restarts:
             first = self._failures[0].label
             text = f"a worker failed and max_restarts={self._max_restarts} is used up: {first}"
-            how = (text, Verdict.BUDGET, tuple(self._failures))
-            self._view = View(closed=RunClosed(1, self._rounds, "this node", now_text(), *how))
+            failures = tuple(self._failures)
+            closed = RunClosed(
+                1, self._rounds, "this node", now_text(), text, Verdict.BUDGET, failures
+            )
+            self._view = View(closed=closed)
             raise RendezvousClosedError(text)
         info = self._handler.next_rendezvous()
         self._rounds += 1
         master = _master(info)
         if master is None:
             raise RendezvousStateError(
-                f"backend {self._handler.get_backend()!r} named no bootstrap address for the "
-                "workers; its RendezvousInfo must carry bootstrap_store_info"
+                f"backend {self._handler.get_backend()!r} gave no bootstrap address for the "
+                "workers; its RendezvousInfo must contain bootstrap_store_info"
             )
-        return SealedRound(self._counted(info, master, why), master)
+        return SealedRound(self._assignment(info, master, why), master)
 
-    def _counted(self, info: RendezvousInfo, master: tuple[str, int], why: str) -> Assignment:
+    def _assignment(self, info: RendezvousInfo, master: tuple[str, int], why: str) -> Assignment:
         first = info.rank * self._local_world_size
         total = info.world_size * self._local_world_size
         return Assignment(
-            1, self._rounds, info.rank, info.world_size, first, total, first, total,
-            *master, len(self._failures), why or "all nodes have met", len(self._failures),
-        )  # fmt: skip
-
-    def on_change(self, callback: Callable[[View], None]) -> Callable[[], None]:
-        """Nothing is ever told."""
-        return lambda: None
+            incarnation=1,
+            round=self._rounds,
+            rank=info.rank,
+            size=info.world_size,
+            worker_offset=first,
+            world_size=total,
+            role_offset=first,
+            role_world_size=total,
+            master_addr=master[0],
+            master_port=master[1],
+            restarts=len(self._failures),
+            reason=why or "all nodes have met",
+            failing=len(self._failures),
+        )
 
     def view(self) -> View:
-        """Nothing is told but that its own budget is used up."""
+        """Return a view that only shows whether this node's own budget is used up."""
         return self._view
-
-    def finish(self) -> None:
-        """Nobody needs to know."""
 
     def fail(self, failure: Failure) -> None:
         self._failures.append(failure)
@@ -185,15 +192,6 @@ class StaticHandler(AgentHandler):
     def leave(self, why: str) -> None:
         self._handler.pre_shutdown()
         self._handler.shutdown()
-
-    def notice(self, why: str, seconds: float | None) -> None:
-        """There is nobody to tell."""
-
-    def node_id(self) -> str:
-        return ""
-
-    def waiting_for(self) -> Report | None:
-        return None
 
 
 def _master(info: RendezvousInfo) -> tuple[str, int] | None:
@@ -204,7 +202,7 @@ def _master(info: RendezvousInfo) -> tuple[str, int] | None:
 def agent_handler(
     handler: RendezvousHandler, local_world_size: int, max_restarts: int
 ) -> AgentHandler:
-    """Return the agent's side of a handler (see `StaticHandler` for the figures)."""
+    """Wrap a rendezvous handler for the agent (arguments: see `StaticHandler`)."""
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler  # only agents need it
 
     if isinstance(handler, DynamicRendezvousHandler):

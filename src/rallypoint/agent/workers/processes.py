@@ -190,7 +190,7 @@ class WorkerProcesses:
         for worker in self._alive():
             if worker.spec.local_rank == local_rank:
                 send = partial(worker.send_alone, signum)
-                return worker.output.lines_after(send, limit_seconds)
+                return worker.output.stderr.lines_after(send, limit_seconds)
         return ()
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
@@ -204,7 +204,7 @@ class WorkerProcesses:
 
     def _watch(self, worker: WorkerProcess) -> None:
         code, name = _exit_of(worker.wait())
-        lines = worker.output.last_lines(LAST_LINES_WAIT_SECONDS)
+        lines = worker.output.stderr.last_lines(LAST_LINES_WAIT_SECONDS)
         try:
             self._on_exit(WorkerExit(worker.spec.local_rank, code, name, lines))
         finally:

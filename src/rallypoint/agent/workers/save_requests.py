@@ -24,7 +24,7 @@ from rallypoint.errors import RallypointError, StoreTimeoutError
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.worker.change import CHANGE_FILE, ChangeKind, ChangeWriter
-from rallypoint.worker.member import round_prefix
+from rallypoint.worker.process import round_prefix
 from rallypoint.worker.saving import SAVED, release_key
 
 
