@@ -1,29 +1,27 @@
 """A store in one file on a file system that all processes share; no server.
 
 The file is an append-only log (record_log.py) of the requests that changed something. Each
-handle plays new records into a `Keyspace` of its own: the same requests in the same order
-give every process the same keys. A change is made under the file's lock: read on to the
-end, carry the request out, append it. A request that fails or changes nothing is not
-written.
+handle applies new records to its own `Keyspace`: the same requests in the same order give
+every process the same keys. A change is made under the file's lock: read to the end, carry the
+request out, append it. A request that fails or changes nothing is not written.
 
-Waiting: a shared file system tells nobody of changes, so a waiting call looks at the file
-(one stat) at intervals that grow from 1 ms to 50 ms. This is the only polling in Rallypoint.
+Waiting: a shared file system reports no changes, so a waiting call looks at the file (one stat)
+at intervals that grow from 1 ms to 50 ms. This is the only polling in Rallypoint.
 
-* get, wait, multi_get, watch wait in their own process alone and leave no trace.
+* get, wait, multi_get and watch wait in their own process and write nothing.
 * queue_pop takes a value under the lock, and only when there is one. So a process that dies
-  while it waits takes nothing along; first come, first served does not hold between handles.
-* Groups must be seen by all: a member is written to the log when it comes and, if it gives
-  up, when it goes. A call is named by its writer and a number; each writer picks out the
-  answers to its own. An answer stays in the state until its writer has said, with its next
-  group call, that it was fetched: it may otherwise be lost to a process that was asleep
-  while another compacted the log.
-* A member whose process was killed is taken out by the next member that comes from the same
-  host. One that died on another host counts until all others gave up: a file cannot tell.
+  while it waits takes no value along; between handles the order of arrival does not count.
+* All must see the members of groups: a member is written to the log when it joins and, if it
+  gives up, when it leaves. A call is named by its writer and a number; each writer picks out
+  the answers to its own. An answer stays in the state until its writer's next group call says
+  that it was fetched; otherwise a process that slept through a compaction could lose it.
+* A member whose process was killed is removed by the next member from the same host. One that
+  died on another host counts until all others give up: a file cannot tell.
 
-Compaction: when the log is large beside what it amounts to, a writer replaces it by one
-record with the whole state; the others notice that the file is another one and load it.
+Compaction: when the log is large compared with its content, a writer replaces it by one record
+with the whole state; the others notice the new file and load it.
 
-Acknowledged writes survive the death of any process; with `sync=True` also a power loss.
+Acknowledged writes survive the death of any process, and with `sync=True` also a power loss.
 """
 
 import itertools
@@ -50,8 +48,8 @@ COMPACT_BYTES = 1 << 20
 COMPACT_RATIO = 4
 FIRST_INTERVAL_SECONDS = 0.001
 LAST_INTERVAL_SECONDS = 0.05
-GIVE_UP_SECONDS = 5.0  # longest wait for the lock to say that a member's time is over
-ANSWERS_KEPT = 4096  # bounds what writers that died before fetching leave behind
+GIVE_UP_SECONDS = 5.0  # longest wait for the lock when a member times out
+ANSWERS_KEPT = 4096  # bounds the answers of writers that died before fetching them
 
 _READS = (p.Get, p.Peek, p.Check, p.Wait, p.NumKeys, p.List, p.MultiGet, p.QueueLen, p.Watch)
 _WAITS = (p.Get, p.Wait, p.MultiGet, p.QueuePop, p.Watch)
@@ -63,7 +61,7 @@ class _NotYet(Enum):
 
 
 class _Do(msgspec.Struct, array_like=True, tag="do"):
-    """A request that was carried out; `fetched`: answers the writer needs no longer."""
+    """A request that was carried out; `fetched`: calls whose answers the writer has fetched."""
 
     writer: str
     call: int
@@ -95,7 +93,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Replica:
-    """What the records so far amount to."""
+    """The state after the records so far."""
 
     def __init__(self) -> None:
         self.keyspace = Keyspace()
@@ -103,7 +101,7 @@ class _Replica:
         self.answers: dict[_Token, Any] = {}
 
     def apply(self, record: _Record) -> Any:
-        """Play one record; return the request's result, or the error of who leaves."""
+        """Apply one record; return the request's result, or the error of a leaving member."""
         if isinstance(record, _State):
             return self._load(record)
         token = (record.writer, record.call)
@@ -129,7 +127,7 @@ class _Replica:
         return None
 
     def state(self) -> _State:
-        """Return everything as one record. Members that share an answer share it here too."""
+        """Return the whole state as one record; members that share an answer share it here too."""
         index: dict[int, int] = {}
         results: list[Any] = []
         answers: list[tuple[str, int, int]] = []
@@ -149,7 +147,7 @@ class _Replica:
             self.keyspace.execute(request, token)
         self.keyspace.groups.restore_departed(state.departed)
         self.answers = {
-            (writer, call): state.results[place] for writer, call, place in state.answers
+            (writer, call): state.results[index] for writer, call, index in state.answers
         }
 
 
@@ -161,7 +159,7 @@ def _intervals() -> Iterator[float]:
 
 
 def _host() -> str:
-    """Return a name for where process ids mean the same: host name and pid namespace."""
+    """Return a name for the scope of process ids: host name and pid namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -170,7 +168,7 @@ def _host() -> str:
 
 
 def _is_dead(writer: str, host: str) -> bool:
-    """Return whether the writer's process is known to be gone (on this host only)."""
+    """Return whether the writer's process is known to have ended (on this host only)."""
     where, pid, _ = writer.rsplit("|", 2)
     if where != host:
         return False
@@ -187,12 +185,12 @@ class FileStore(Store):
     """A store in the file `path`, shared by all processes that open it.
 
     Args:
-        path: the file; made if missing. All users need read and write access.
-        world_size: ignored; torch's FileStore has it in this place.
-        timeout: limit of calls that name none, in seconds or a timedelta.
+        path: the file; created if missing. All users need read and write access.
+        world_size: ignored; torch's FileStore has this parameter.
+        timeout: limit of calls without a timeout, in seconds or a timedelta.
         sync: write each change through to the disk, so that it survives a power loss.
         clock: monotonic clock in seconds, for tests.
-        sleep: waits that many seconds, for tests.
+        sleep: waits for a number of seconds, for tests.
 
     Raises StoreError if the file cannot be used, naming it and why.
     """
@@ -209,7 +207,9 @@ class FileStore(Store):
     ) -> None:
         self.set_timeout(timeout)
         self._path = os.fspath(path)
-        self._sync, self._clock, self._sleep = sync, clock, sleep
+        self._sync = sync
+        self._clock = clock
+        self._sleep = sleep
         self._mutex = threading.Lock()
         self._log = RecordLog(self._path, sync, sleep)
         self._replica = _Replica()
@@ -221,11 +221,10 @@ class FileStore(Store):
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Path of the file."""
         return self._path
 
     def clone(self) -> "FileStore":
-        """Return another handle that opens the file for itself."""
         return FileStore(
             self._path,
             timeout=self._timeout_seconds,
@@ -259,7 +258,7 @@ class FileStore(Store):
             raise self._replica.keyspace.timeout_error(request)
 
     def _attempt(self, request: p.StoreRequest, deadline: Deadline) -> Any:
-        """Carry out a request as things stand; `NOT_YET` if it has to wait."""
+        """Carry out a request now; `NOT_YET` if it has to wait."""
         with self._mutex:
             if isinstance(request, _READS):
                 self._catch_up()
@@ -268,7 +267,7 @@ class FileStore(Store):
                 except StoreTimeoutError:
                     return _NotYet.NOT_YET
             if isinstance(request, p.QueuePop):
-                self._catch_up()  # an empty queue is seen without the lock
+                self._catch_up()  # an empty queue needs no lock
                 if not self._replica.keyspace.execute(p.QueueLen(request.key), None):
                     return _NotYet.NOT_YET
             with self._log.locked(deadline):
@@ -293,7 +292,7 @@ class FileStore(Store):
     # -- the log --------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Play what was written since; under the lock that is all there is."""
+        """Apply the records written since; under the lock, these are all."""
         restarted, bodies = self._log.read()
         if restarted:
             self._replica = _Replica()
@@ -305,11 +304,11 @@ class FileStore(Store):
             raise StoreError(f"{self._path}: a record cannot be carried out: {error}") from error
 
     def _write(self, record: _Record) -> None:
-        """Append a record that was applied here already, under the lock."""
+        """Append a record that has been applied, under the lock."""
         try:
             self._log.append(_encode(record))
         except StoreError:
-            self._log.rewind()  # what was applied is not in the file: load it afresh
+            self._log.rewind()  # the applied change is not in the file: load it again
             raise
         if self._log.size > self._compact_at:
             self._compact()
@@ -317,7 +316,7 @@ class FileStore(Store):
     def _compact(self) -> None:
         if self._log.size <= COMPACT_RATIO * self._replica.keyspace.stored_bytes:
             return
-        # If it fails: the call itself was written, and the old file is whole and goes on.
+        # If it fails, the call has been written all the same, and the old file stays in use.
         with suppress(StoreError):
             self._log.replace(_encode(self._replica.state()))
         self._compact_at = max(COMPACT_BYTES, COMPACT_RATIO * self._log.size)
@@ -348,7 +347,7 @@ class FileStore(Store):
                 if token in self._replica.answers:
                     return self._fetch(token)
                 if token not in self._replica.members:
-                    raise StoreError(f"{self._path}: this member was taken for dead by another")
+                    raise StoreError(f"{self._path}: another member took this one for dead")
             if deadline.expired():
                 break
             self._sleep(deadline.capped(interval))
@@ -359,7 +358,7 @@ class FileStore(Store):
         return self._replica.answers.pop(token)
 
     def _leave(self, token: _Token, timed_out: bool) -> Any:
-        """Take our member out again; return its answer if it came in the last moment."""
+        """Remove our member; return its answer if that came at the last moment."""
         with self._mutex, self._log.locked(Deadline(GIVE_UP_SECONDS, self._clock)):
             self._catch_up()
             if token in self._replica.answers:

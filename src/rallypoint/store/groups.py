@@ -1,15 +1,13 @@
 """The semantics of `Gather`: barrier, all_gather and broadcast. PURE.
 
-A group is opened by its first member and known by its name. It is complete when `size`
-members are in it at the same time; then every member is answered and the name is free for
-the next use. A member that gives up (its timeout) or goes away (its connection) is taken
-out again and no longer counted, because it was told, or will find, that the group failed
-for it; it may come back with a new call. The group remembers who came and went, so that
-the others' timeouts tell such a rank from one that never came. A group without members is
-forgotten.
+The first member opens a group, which is known by its name. The group is complete when `size`
+members are in it at the same time; then every member is answered and the name is free again. A
+member that times out or disconnects is removed and no longer counts, because its call fails; it
+may come back with a new call. The group remembers such ranks, so that the timeout errors of the
+others tell them from ranks that never came. A group without members is dropped.
 
-Either all members of a group give a rank or none does: a group of both could be complete
-in number with a rank missing.
+Either all members of a group give a rank or none does: a mixed group could be complete in
+number with a rank missing.
 """
 
 from collections.abc import Hashable, Iterable
@@ -24,7 +22,7 @@ DISCONNECTED = "disconnected"
 
 
 def group_title(name: str) -> str:
-    """Return a group's wire name as the user knows it: `barrier 'x'`."""
+    """Return the user's name of a group from its wire name: `barrier 'x'`."""
     call = _CALLS.get(name[:2])
     return f"{call} {name[2:]!r}" if call else f"group {name!r}"
 
@@ -49,7 +47,7 @@ def rank_ranges(ranks: Iterable[int]) -> str:
 def missing_ranges(present: Iterable[int], size: int) -> str:
     """Return the ranks below `size` that are not present, as short text; "" for none.
 
-    Whatever the size that a client names, this costs no more than the ranks that are there.
+    The cost depends on the present ranks only, whatever size a client gives.
     """
     spans, start = [], 0
     for rank in sorted(present):
@@ -78,7 +76,7 @@ class _Group:
         self.gone: dict[int, str] = {}
 
     def answers(self) -> list[tuple[Hashable, list[bytes] | None]]:
-        """Return the answer of each member; members of one kind share one list."""
+        """Return the answer of each member; members share lists."""
         values = [self.members[self.ranks[rank]].value for rank in sorted(self.ranks)]
         first = values[:1]
         return [
@@ -96,7 +94,7 @@ class Groups:
     def join(
         self, request: p.Gather, token: Hashable
     ) -> list[tuple[Hashable, list[bytes] | None]] | None:
-        """Add a member; return everybody's answer if that completed the group, else None.
+        """Add a member; return all answers if that completes the group, else None.
 
         Raises StoreValueError when the request does not fit the group; nothing is changed.
         """
@@ -137,7 +135,7 @@ class Groups:
             )
 
     def leave(self, request: p.Gather, token: Hashable, why: str) -> None:
-        """Take out a member that is in the group (why: `TIMED_OUT` or `DISCONNECTED`)."""
+        """Remove a member; `why` is `TIMED_OUT` or `DISCONNECTED`."""
         group = self._groups[request.name]
         del group.members[token]
         if request.rank is not None:
@@ -147,21 +145,21 @@ class Groups:
             del self._groups[request.name]
 
     def members(self, name: str) -> list[Hashable]:
-        """Return the tokens that are in the group now, in order of arrival."""
+        """Return the tokens of the members, in order of arrival."""
         group = self._groups.get(name)
         return list(group.members) if group else []
 
     def departed(self) -> dict[str, dict[int, str]]:
-        """Return, for each open group, the ranks that came and went, and why."""
+        """Return for each open group the ranks that left, and why."""
         return {name: dict(group.gone) for name, group in self._groups.items() if group.gone}
 
     def restore_departed(self, departed: dict[str, dict[int, str]]) -> None:
-        """Note what `departed` gave, once the same groups are open again."""
+        """Restore what `departed` returned, once the same groups are open again."""
         for name, gone in departed.items():
             self._groups[name].gone = dict(gone)
 
     def describe(self, request: p.Gather) -> str:
-        """Return who is here and who is missing, the caller included."""
+        """Return which members are present and which are missing, for people."""
         group = self._groups.get(request.name)
         members = len(group.members) if group else 0
         ranks = set(group.ranks) if group else set()

@@ -1,23 +1,22 @@
-"""What every store request means: the one implementation behind all stores. PURE.
+"""The meaning of every store request: the one implementation behind all stores. PURE.
 
-A host (the server, MemoryStore, FileStore) calls `execute` with a request and a token of
-its choice. A request that has to wait is *parked* under its token. Changes made by later
-requests answer parked ones; the host fetches those answers with `completed`. Time is the
-host's: when its timer fires it calls `expire`, when the asker is gone `cancel`.
+A host (the server, MemoryStore, FileStore) calls `execute` with a request and a token of its
+choice. A request that must wait is *parked* under its token. Changes made by later requests
+answer parked ones, and the host fetches the answers with `completed`. The host has the clock:
+when its timer fires it calls `expire`, when a client is gone `cancel`.
 
-The requests that never wait are in table.py, barriers and gathers in groups.py; here is
-the waiting. Each key has its own tables of those who wait for it, so a change looks only
-at them:
+table.py has the requests that never wait, groups.py barriers and gathers; this module has the
+waiting. Each key has its own tables of waiting requests, so a change looks only at those:
 
-* readers (get, wait, multi_get) are registered under *one* key that they miss. When it is
-  written they move on to the next one that is missing, cyclically, and are answered once a
-  full turn finds none. So n keys cost about 2n steps in whatever order they are written,
-  a deletion on the way is seen, and a key that was there before costs nothing.
-* poppers take values first come, first served; a push looks at the first one only.
-* watchers are all told of each change.
+* Readers (get, wait, multi_get) are registered under *one* missing key. When it is written
+  they move on to the next missing one, cyclically; a full turn without a missing key answers
+  them. So n keys cost about 2n steps in whatever order they are written, a deletion in between
+  is seen, and keys that exist from the start cost nothing.
+* Poppers get values in the order of their arrival; a push looks at the first one only.
+* Every watcher sees each change.
 
-Parked requests are looked at once a request (a whole pipeline, say) has taken effect, so
-they never see a state in between.
+Parked requests are checked after a request (a whole pipeline, for example) has taken effect, so
+they never see an intermediate state.
 """
 
 from collections import deque
@@ -37,7 +36,7 @@ class _Sentinel(Enum):
 
 
 PARKED: Final[Literal[_Sentinel.PARKED]] = _Sentinel.PARKED
-"""Result of a request that waits: its answer comes from `completed`, `expire` or never."""
+"""Result of a request that waits; `completed` or `expire` has its answer later."""
 
 
 class _Waiter:
@@ -55,7 +54,7 @@ class _Waiter:
 
 
 class _Waiting:
-    """Those who wait for one key."""
+    """The requests that wait for one key."""
 
     __slots__ = ("poppers", "readers", "watchers")
 
@@ -64,7 +63,7 @@ class _Waiting:
         self.poppers: dict[Hashable, _Waiter] = {}
         self.watchers: dict[Hashable, _Waiter] = {}
 
-    def nobody(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.readers or self.poppers or self.watchers)
 
 
@@ -81,7 +80,7 @@ def _member_bytes(request: p.Gather) -> int:
 class Keyspace(Table):
     """The keys, queues, groups and parked requests of one store.
 
-    `groups` is for looking only: members join and leave through requests.
+    `groups` is for reading only: members join and leave through requests.
 
     Args:
         limit_bytes: most bytes kept; keys, values and `ENTRY_BYTES` for each are counted.
@@ -110,9 +109,9 @@ class Keyspace(Table):
     def execute(self, request: Any, token: Hashable) -> Any:
         """Carry out a request; return its result, or `PARKED` when it has to wait.
 
-        A token that is parked already (the same call, sent again) stays parked, once.
-        Afterwards the host must fetch `completed`. Raises StoreValueError, StoreLimitError
-        (nothing was changed), and StoreTimeoutError for a wait with timeout 0.
+        A token that is parked already (a call that was sent again) stays parked once. The host
+        must call `completed` afterwards. Raises StoreValueError, StoreLimitError (nothing was
+        changed), and StoreTimeoutError for a wait with timeout 0.
         """
         result = self._methods[type(request)](request, token)
         if self._touched:
@@ -120,7 +119,7 @@ class Keyspace(Table):
         return result
 
     def completed(self) -> list[tuple[Hashable, Any]]:
-        """Return (token, result) of the parked requests answered so far, by arrival; once."""
+        """Return (token, result) of the parked requests answered since the last call."""
         if not self.done:
             return []
         done, self.done = self.done, []
@@ -128,7 +127,7 @@ class Keyspace(Table):
         return [(token, result) for _, token, result in done]
 
     def expire(self, token: Hashable) -> StoreTimeoutError | None:
-        """Remove a parked request; return the error to give, None if it waits no more."""
+        """Remove a parked request; return its timeout error, None if it is not parked."""
         waiter = self._parked.get(token)
         if waiter is None:
             return None
@@ -137,16 +136,16 @@ class Keyspace(Table):
         return error
 
     def cancel(self, token: Hashable) -> None:
-        """Remove a parked request, if there is one, because its asker is gone.
+        """Remove a parked request, if there is one, because its client is gone.
 
-        A member of a group is no longer counted; the other members' timeouts name it.
+        A member of a group no longer counts; the timeout errors of the others name it.
         """
         waiter = self._parked.get(token)
         if waiter is not None:
             self._remove(waiter, DISCONNECTED)
 
     def timeout_error(self, request: Any) -> StoreTimeoutError:
-        """Return the error of a request that waited its time, naming what it waited for."""
+        """Return the error of a request whose time is over, with what it waited for."""
         kind = type(request)
         if kind is p.Gather:
             what, seen = group_title(request.name), self.groups.describe(request)
@@ -168,12 +167,12 @@ class Keyspace(Table):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither a key nor anybody waiting."""
+        """Whether there is no key and no parked request."""
         return not self._values and not self._parked
 
     @property
     def parked(self) -> int:
-        """How many requests wait."""
+        """Number of parked requests."""
         return len(self._parked)
 
     # -- requests that may wait -----------------------------------------------------------
@@ -282,13 +281,13 @@ class Keyspace(Table):
             self._bytes -= _member_bytes(waiter.request)
             return
         del waiter.table[waiter.token]
-        if self._waiting[waiter.key].nobody():
+        if self._waiting[waiter.key].is_empty():
             del self._waiting[waiter.key]
 
     # -- answering ------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Answer those whom the changes noted in `_touched` concern."""
+        """Answer the requests that wait for a key in `_touched`."""
         while self._touched:
             key = next(iter(self._touched))
             del self._touched[key]
@@ -303,8 +302,8 @@ class Keyspace(Table):
                 popper = waiting.poppers.pop(next(iter(waiting.poppers)))
                 self._finish(popper, self._take(key, queue))
             if waiting.watchers:
-                self._tell_watchers(waiting)
-            if waiting.nobody():
+                self._answer_watchers(waiting)
+            if waiting.is_empty():
                 del self._waiting[key]
 
     def _advance(self, reader: _Waiter) -> None:
@@ -317,7 +316,7 @@ class Keyspace(Table):
             reader.at = missing
             self._register(reader, keys[missing], self._waiting_for(keys[missing]).readers)
 
-    def _tell_watchers(self, waiting: _Waiting) -> None:
+    def _answer_watchers(self, waiting: _Waiting) -> None:
         for watcher in list(waiting.watchers.values()):
             request = watcher.request
             if self._version(request.key, request.since) > request.since:

@@ -1,8 +1,8 @@
 """A store within one process, for the threads of a test or a single-process job.
 
-One `Keyspace` under one lock. The lock is held only while a request is carried out, never
-while it waits: a waiting thread sleeps on an event of its own, which the thread whose
-change answers it sets. So waiting threads hold up nobody, and nothing is polled.
+One `Keyspace` under one lock. The lock is held only while a request is carried out: a waiting
+thread sleeps on its own event, which the thread whose change answers it sets. So waiting
+threads block no others, and there is no polling.
 """
 
 import threading
@@ -16,17 +16,17 @@ from rallypoint.store.table import DEFAULT_LIMIT_BYTES
 
 
 class _Ticket:
-    """A call of one thread; it is the call's token, and holds the answer if that is late."""
+    """A call of one thread: the call's token, with the answer if that comes later."""
 
     __slots__ = ("answered", "result")
 
     def __init__(self) -> None:
-        self.answered: threading.Event | None = None  # most calls never wait: made if parked
+        self.answered: threading.Event | None = None  # made when the call is parked, which is rare
         self.result: Any = None
 
 
 class _Shared:
-    """The data that all clones of a store have in common."""
+    """The data that all clones of a store share."""
 
     __slots__ = ("keyspace", "lock")
 
@@ -35,7 +35,7 @@ class _Shared:
         self.keyspace = Keyspace(limit_bytes)
 
     def call(self, request: p.StoreRequest, timeout: float) -> Any:
-        """Carry out a request, waiting for its answer where it has to."""
+        """Carry out a request and wait for its answer if necessary."""
         ticket = _Ticket()
         with self.lock:
             result = self.keyspace.execute(request, ticket)
@@ -50,7 +50,7 @@ class _Shared:
             with self.lock:
                 error = self.keyspace.expire(ticket)
         finally:
-            with self.lock:  # for a wait that was interrupted; else it waits no more
+            with self.lock:  # in case the wait was interrupted
                 self.keyspace.cancel(ticket)
         if error is not None:
             raise error
@@ -66,7 +66,7 @@ class MemoryStore(Store):
     """A store that lives in this process; `clone` returns another handle on the same data.
 
     Args:
-        timeout: limit of calls that name none, in seconds or a timedelta.
+        timeout: limit of calls without a timeout, in seconds or a timedelta.
         limit_bytes: most bytes kept (StoreLimitError beyond).
     """
 
@@ -82,7 +82,6 @@ class MemoryStore(Store):
         return self._shared.call(request, timeout)
 
     def clone(self) -> "MemoryStore":
-        """Return another handle on the same data, with a timeout of its own."""
         other = MemoryStore(self._timeout_seconds)
         other._shared = self._shared
         return other

@@ -1,9 +1,9 @@
-"""A part of another store, under a prefix: what one user of a shared store sees.
+"""A part of another store, under a prefix.
 
-Every key and group name of a request is rewritten on its way to the wrapped store, and
-`list` is cut back on its way home; `num_keys` counts this part only. There is one rule for
-each kind of request in `_RULES`, so that a new kind without a rule fails loudly instead of
-reaching the wrapped store's own keys. Errors of the wrapped store show the full key.
+Every key and group name of a request is rewritten on its way to the wrapped store, and `list`
+removes the prefix from the result. `_RULES` has one rule for each kind of request, so a new kind
+without a rule fails instead of reaching the other keys of the wrapped store. Errors of the
+wrapped store show the full key.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _pairs(request: p.MultiSet, prefix: str) -> p.MultiSet:
 
 
 def _group(request: p.Gather, prefix: str) -> p.Gather:
-    kind, name = request.name[:2], request.name[2:]  # "b:" of a barrier stays in front
+    kind, name = request.name[:2], request.name[2:]  # the "b:" of a barrier stays in front
     return msgspec.structs.replace(request, name=kind + prefix + name)
 
 
@@ -65,13 +65,13 @@ _RULES: dict[type, Callable[[Any, str], Any]] = {
 
 
 class PrefixStore(Store):
-    """The keys of `store` that begin with `prefix` and a slash, without that beginning.
+    """The keys of `store` that begin with `prefix` and a slash, without that prefix.
 
-    It begins with the wrapped store's timeout; `set_timeout` changes this handle only.
+    It starts with the wrapped store's timeout; `set_timeout` changes this handle only.
 
     Args:
         prefix: text before the slash.
-        store: the store that holds the keys; `close` leaves it open, it is its owner's.
+        store: the store with the keys; `close` leaves it open.
     """
 
     def __init__(self, prefix: Key, store: Store) -> None:
@@ -91,7 +91,6 @@ class PrefixStore(Store):
         return result
 
     def clone(self) -> "PrefixStore":
-        """Return an independent handle: the same prefix on a clone of the wrapped store."""
         other = PrefixStore(self._prefix[:-1], self._store.clone())
         other._timeout_seconds = self._timeout_seconds
         return other

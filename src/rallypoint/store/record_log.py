@@ -1,23 +1,22 @@
-"""An append-only file of records that several processes share. Knows bytes, not stores.
+"""An append-only file of records that several processes share. It knows bytes, not stores.
 
     file    = magic (16 bytes) version (2 bytes) record*
     record  = marker (4) length (4) crc32 (4) body (length)
 
-* Writing: under an exclusive flock, at the end, one write a record. What is there in whole
-  is committed; every other process sees it with its next look. Reading takes no lock.
-* A writer that dies in the middle leaves a torn record at the end. The next writer finds,
-  under the lock, that nothing readable follows, and cuts it off. If something readable does
-  follow, the file was damaged: that is an error with file and offset, never repaired by
-  guessing. The crc is seeded with the record's offset, so that a value which is itself a
-  copy of such a file is not taken for records.
-* Replacing: the new content is written beside the file and renamed over it. Whoever holds
-  the old file open sees that the path now leads to another inode and starts over.
-* Durability: committed records survive the death of any process. They survive the loss of
-  power only with `sync`, which has every record written through to the disk.
+* Writing: under an exclusive flock, at the end, one write for each record. A complete record
+  is committed; every other process sees it when it next reads. Reading takes no lock.
+* A writer that dies within a write leaves a torn record at the end. The next writer checks,
+  under the lock, that no valid record follows, and truncates it. If one follows, the file was
+  damaged: that is an error with file and offset, never a guessed repair. The crc is seeded with
+  the record's offset, so a value that is a copy of such a file is not mistaken for records.
+* Replacing: the new content is written beside the file and renamed over it. A process that has
+  the old file open notices the new inode and starts over.
+* Durability: committed records survive the death of any process. They survive a power loss
+  only with `sync`, which writes every record through to the disk.
 
-flock belongs to the open file, so a forked child opens the file again for itself. On NFS
-flock works between hosts (Linux 2.6.12 and later), and a change is seen after the mount's
-attribute cache time (`actimeo=1` makes that a second).
+flock belongs to the open file, so a forked child opens the file again. On NFS flock works
+between hosts (Linux 2.6.12 and later), and a change is seen after the attribute cache time of
+the mount (`actimeo=1` makes that a second).
 """
 
 import fcntl
@@ -39,7 +38,7 @@ _MARKER = b"\xf5RP\n"  # no UTF-8 text has byte f5
 _RECORD = struct.Struct(">4sII")
 _EAGER_TRIES = 50
 _LOCK_RETRY_SECONDS = 0.0005
-_OPEN_SECONDS = 10.0  # longest wait for another process that is making the file
+_OPEN_SECONDS = 10.0  # longest wait for another process that creates the file
 
 
 def _record(body: bytes, offset: int) -> bytes:
@@ -47,7 +46,7 @@ def _record(body: bytes, offset: int) -> bytes:
 
 
 def _body_at(data: memoryview, at: int, offset: int) -> memoryview | None:
-    """Return the body of the good record at `data[at]`, which is at `offset` of the file."""
+    """Return the body of the valid record at `data[at]`, which is at `offset` of the file."""
     start = at + _RECORD.size
     if start > len(data):
         return None
@@ -58,11 +57,11 @@ def _body_at(data: memoryview, at: int, offset: int) -> memoryview | None:
 
 
 class RecordLog:
-    """One process's handle on the shared file. Not for several threads at once.
+    """One process's handle on the shared file. Not thread-safe.
 
     Args:
-        path: the file; made if it is not there.
-        sync: write every record through to the disk before going on.
+        path: the file; created if missing.
+        sync: write every record through to the disk.
         sleep: waits for a lock that another process holds; tests pass their own.
 
     Raises StoreError if the file cannot be opened or is not one of ours.
@@ -95,19 +94,19 @@ class RecordLog:
             self._fd = -1
 
     def rewind(self) -> None:
-        """Have the next `read` begin with the first record again."""
+        """Make the next `read` begin at the first record."""
         self._end = len(_HEADER)
         self._restarted = True
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Return (whether to forget all that was read before, the new records).
+        """Return (whether to drop all that was read before, the new records).
 
         Raises StoreError if the file is damaged, foreign or gone.
         """
         self._reopen_if_replaced()
         bodies, torn = self._scan()
         if torn and self._known_torn != self._end + torn:
-            # Half a record. Who holds the lock is writing it; if nobody does, its writer died.
+            # Half a record: the holder of the lock is writing it, or its writer died.
             with suppress(StoreTimeoutError), self._flock(Deadline(0.0)):
                 more, torn = self._scan()
                 bodies += more
@@ -119,21 +118,21 @@ class RecordLog:
 
     @contextmanager
     def locked(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the file's lock: nobody else writes. `read` first, then `append`.
+        """Hold the file's lock, so that no other process writes. `read` first, then `append`.
 
-        Raises StoreTimeoutError when others hold it until the deadline.
+        Raises StoreTimeoutError when others hold the lock until the deadline.
         """
         while True:
             self._reopen_if_replaced()
             with self._flock(deadline):
-                if self._is_current():  # else it was replaced before we had the lock
+                if self._is_current():  # else another process replaced it first
                     yield
                     return
 
     def append(self, body: bytes) -> None:
-        """Commit a record (under `locked`, all before it read).
+        """Commit a record (under `locked`, after `read`).
 
-        Raises StoreError if that fails; the file is then as before.
+        Raises StoreError if that fails; the file is then unchanged.
         """
         record = _record(body, self._end)
         with self._os_errors("write"):
@@ -149,13 +148,13 @@ class RecordLog:
 
     def replace(self, body: bytes) -> None:
         """Replace all records by one (under `locked`). Raises StoreError if that fails."""
-        beside = self._path + ".new"  # one name: the lock is held, leftovers are overwritten
+        beside = self._path + ".new"  # the lock is held, so one name is enough
         content = _HEADER + _record(body, len(_HEADER))
         with self._os_errors("compact"):
             mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # nobody knows it yet; held over the rename
+                fcntl.flock(fd, fcntl.LOCK_EX)  # held over the rename
                 self._write_all(fd, content, 0)
                 os.rename(beside, self._path)
             except OSError:
@@ -190,7 +189,7 @@ class RecordLog:
         self.rewind()
         head = os.pread(fd, len(_HEADER), 0)
         if len(head) < len(_HEADER) and _HEADER.startswith(head):
-            # New, or its maker died in the middle; whoever has the lock first completes it.
+            # New, or its creator died: the first process with the lock completes it.
             with self._flock(Deadline(_OPEN_SECONDS)), self._os_errors("write"):
                 if os.fstat(fd).st_size < len(_HEADER):
                     self._write_all(fd, _HEADER, 0)
@@ -204,7 +203,7 @@ class RecordLog:
             raise StoreError(f"{self._path}: has format {found}, this version reads {VERSION}")
 
     def _adopt(self, fd: int) -> None:
-        """Make `fd` the file in use; closing the old one gives up a lock held on it."""
+        """Use the file `fd`; closing the old one releases its lock."""
         if self._fd >= 0:
             os.close(self._fd)
         status = os.fstat(fd)
@@ -213,7 +212,7 @@ class RecordLog:
         self._known_torn = -1
 
     def _is_current(self) -> bool:
-        """Return whether the path still leads to the open file."""
+        """Return whether the path is still that of the open file."""
         try:
             status = os.stat(self._path)
         except OSError as error:
@@ -261,13 +260,13 @@ class RecordLog:
             except OSError as error:
                 raise StoreError(f"{self._path}: cannot lock the store file: {error}") from error
             tries += 1
-            # Others hold it for microseconds; only when one of them is stuck is it longer.
+            # Others hold it for microseconds, unless one of them is stuck.
             self._sleep(0.0 if tries < _EAGER_TRIES else _LOCK_RETRY_SECONDS)
 
     # -- records --------------------------------------------------------------------------
 
     def _scan(self) -> tuple[list[bytes], int]:
-        """Read on; return the bodies of good records, and the bytes that follow them."""
+        """Return the bodies of the next valid records, and the number of bytes after them."""
         with self._os_errors("read"):
             size = os.fstat(self._fd).st_size
             if size < self._end:
@@ -287,7 +286,7 @@ class RecordLog:
         return bodies, len(data) - at
 
     def _check_tail(self) -> None:
-        """Raise StoreError if a good record follows what cannot be read at the end."""
+        """Raise StoreError if a valid record follows the unreadable part at the end."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, size - self._end, self._end)
         view = memoryview(tail)

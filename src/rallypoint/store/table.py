@@ -1,25 +1,23 @@
 """The keys of a store and the requests that do not wait. PURE.
 
-`Table` is the half of `Keyspace` (keyspace.py) that knows no waiting: values, queues,
-versions, the count of bytes, and each `PlainRequest` as one method. Who waits for a key is
-the other half's business; `_waited` holds the keys that somebody waits for, and a change
-of one of them is noted in `_touched`.
+`Table` is the half of `Keyspace` (keyspace.py) that never waits: values, queues, versions, the
+byte count, and one method for each `PlainRequest`. `_waited` has the keys for which requests
+wait; a change of one of them is noted in `_touched`.
 
-Versions. One counter counts the changes of the whole store; a key's version is its value
-at the key's last change. It thus grows over deletion and re-creation without a memory of
-its own. The versions of deleted keys are kept for the latest `DELETED_KEPT` of them; a
-watcher that comes with the older version of a key forgotten since is told of its deletion.
+Versions. One counter counts the changes of the whole store; a key's version is its value at the
+key's last change. So it grows over deletion and re-creation without a memory of its own. The
+versions of the last `DELETED_KEPT` deleted keys are kept; a watcher with the older version of a
+key dropped since is told that the key was deleted.
 
-A key holds a value or a queue; a call for the other kind is refused. A queue exists while
-it holds a value. Its values are numbered from the store's change at which it came to be, so
-that no number of a key is used twice: a host that stores them one by one can tell which are
-new and which are gone.
+A key holds a value or a queue; a call for the other kind is refused. A queue exists while it
+holds a value. Its values are numbered from the change that created it, so no number of a key
+is used twice: a host that stores values one by one can tell the new ones and the removed ones.
 
-A host that stores what changes sets `unsaved` to a dict, and takes the keys out of it that it
-finds there; a key that was put back by a failing pipeline may be among them.
+A host that stores changes sets `unsaved` to a dict and takes the keys that it finds there; a
+key that a failing pipeline restored may be among them.
 
-Every request takes effect whole or not at all: what can fail is checked before the first
-change, and a pipeline undoes what its earlier calls did.
+Every request takes effect as a whole or not at all: whatever can fail is checked before the
+first change, and a failing pipeline undoes its earlier calls.
 """
 
 from collections import deque
@@ -30,8 +28,8 @@ from rallypoint.errors import StoreError, StoreLimitError, StoreValueError
 from rallypoint.net import protocol as p
 
 DEFAULT_LIMIT_BYTES = 1 << 30
-DEFAULT_LIMIT_KEYS = 1 << 40  # none of its own
-ENTRY_BYTES = 64  # counted for each key, queued value and member beside its own bytes
+DEFAULT_LIMIT_KEYS = 1 << 40  # no limit of its own
+ENTRY_BYTES = 64  # counted for each key, queued value and member, beyond its bytes
 DELETED_KEPT = 4096
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1  # what a msgpack reply can carry
 _INT_CHARS = len(str(INT_MIN))
@@ -39,7 +37,7 @@ _READS = (p.Peek, p.Check, p.NumKeys, p.List, p.QueueLen)
 
 
 def _written(request: Any) -> list[str]:
-    """Return the keys that a request of a pipeline may change."""
+    """Return the keys that a request may change."""
     if isinstance(request, p.MultiSet):
         return [key for key, _ in request.pairs]
     return [] if isinstance(request, _READS) else [request.key]
@@ -60,8 +58,8 @@ class Table:
 
     Args:
         limit_bytes: most bytes kept; keys, values and `ENTRY_BYTES` for each are counted.
-        limit_keys: most keys; an entry costs more memory than what is counted for it.
-        key_bytes: longest key.
+        limit_keys: most keys; an entry takes more memory than its counted bytes.
+        key_bytes: longest key, in bytes.
     """
 
     def __init__(
@@ -72,13 +70,14 @@ class Table:
         key_bytes: int = p.KEY_LIMIT,
     ) -> None:
         self._limit_bytes = limit_bytes
-        self._limit_keys, self._key_bytes = limit_keys, key_bytes
+        self._limit_keys = limit_keys
+        self._key_bytes = key_bytes
         self._bytes = 0
         self._values: dict[str, bytes | deque[bytes]] = {}
         self._change = 0
         self._versions: dict[str, int] = {}
         self._deleted: dict[str, int] = {}
-        self._forgotten = 0  # the newest version among the deleted keys not kept any more
+        self._forgotten = 0  # the newest version among deleted keys no longer kept
         self._waited: dict[str, Any] = {}
         self._touched: dict[str, None] = {}
         self._first: dict[str, int] = {}  # number of the first value of each queue
@@ -99,11 +98,11 @@ class Table:
 
     @property
     def changes(self) -> int:
-        """How many changes of keys there have been; equal numbers mean equal keys."""
+        """Number of changes of keys; equal numbers mean equal keys."""
         return self._change
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all keys as plain data; parked requests and groups are not part of it."""
+        """Return all keys as plain data, without parked requests and groups."""
         plain: list[Any] = []
         queues: list[Any] = []
         for key, value in self._values.items():
@@ -133,14 +132,16 @@ class Table:
         return space
 
     def resume(self, change: int, forgotten: int) -> None:
-        """Go on counting from the `changes` of a store that was; to be called first.
+        """Continue the count of an earlier store; must come first.
 
-        `forgotten`: the newest version of a deleted key that is not known any more.
+        Args:
+            change: its `changes`.
+            forgotten: the newest version of a deleted key that it no longer kept.
         """
         self._change, self._forgotten = change, forgotten
 
     def put_back(self, key: str, version: int, value: bytes | deque[bytes], first: int = 0) -> None:
-        """Put a key of a store that was in its place; limits are not asked, nobody is told."""
+        """Restore a key of an earlier store; checks no limit and answers no watcher."""
         self._values[key], self._versions[key] = value, version
         size = len(value)
         if isinstance(value, deque):
@@ -149,9 +150,9 @@ class Table:
         self._bytes += len(key) + ENTRY_BYTES + size
 
     def entry(self, key: str) -> tuple[int, bytes | deque[bytes], int] | None:
-        """Return a key's version, value and number of its first value, as `put_back` takes them.
+        """Return version, value and number of the first value of a key, as `put_back` needs.
 
-        None: there is no such key.
+        None: the key does not exist.
         """
         value = self._values.get(key)
         return None if value is None else (self._versions[key], value, self._first.get(key, 0))
@@ -184,7 +185,7 @@ class Table:
         self._bytes = total
 
     def _check_key(self, key: str) -> None:
-        # A character has at most 4 bytes, so most keys need no encoding to be let through.
+        # A character has at most 4 bytes, so most keys pass without being encoded.
         limit = self._key_bytes
         if len(key) * 4 > limit and len(key.encode()) > limit:
             raise StoreLimitError(
@@ -193,7 +194,7 @@ class Table:
             )
 
     def _check_new(self, key: str, more: int = 1) -> None:
-        """Check that a key may be added; `more`: with others, so many in all."""
+        """Check that a new key fits; `more` new keys in all."""
         self._check_key(key)
         if len(self._values) + more > self._limit_keys:
             raise StoreLimitError(
@@ -236,7 +237,7 @@ class Table:
     def _version(self, key: str, since: int) -> int:
         version = self._versions.get(key) or self._deleted.get(key)
         if version is None:
-            # Whoever knows a version of it has seen it: it was deleted and forgotten since.
+            # A client that knows a version has seen the key: it was deleted and dropped since.
             return self._forgotten if since > 0 else 0
         return version
 
@@ -353,19 +354,19 @@ class Table:
                     restore()
                 self._bytes, self._change = size, change
                 self._touched.clear()
-                place = f"call {len(results) + 1} of {len(request.requests)} in the pipeline"
-                raise type(error)(f"{place} (none took effect): {error}") from error
+                where = f"call {len(results) + 1} of {len(request.requests)} in the pipeline"
+                raise type(error)(f"{where} (none took effect): {error}") from error
         return results
 
     def _undo(self, key: str) -> Callable[[], None]:
-        """Return a function that puts a key back to what it is now."""
+        """Return a function that restores the present state of a key."""
         value = self._values.get(key)
         length = len(value) if isinstance(value, deque) else 0
         version, deleted = self._versions.get(key), self._deleted.get(key)
         first = self._first.get(key)
 
         def restore() -> None:
-            # A pipeline only pushes, so a queue is as it was once its new tail is off.
+            # A pipeline only pushes: without its new tail, a queue is as before.
             while isinstance(value, deque) and len(value) > length:
                 value.pop()
             entries: tuple[tuple[dict[str, Any], Any], ...] = (
