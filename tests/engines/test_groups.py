@@ -73,7 +73,7 @@ def test_member_taken_for_dead_is_notified(monkeypatch: pytest.MonkeyPatch) -> N
     waiting = after_a_moment(in_thread(store.barrier, "b", 3, 10, 0))
     clock.advance(groups.PRESENCE_SECONDS + 1)
     second = in_thread(store.barrier, "b", 3, 10, 1)
-    with pytest.raises(StoreError, match="taken for dead"):
+    with pytest.raises(StoreError, match="considered dead"):
         waiting.result(5)
     third = in_thread(store.barrier, "b", 3, 10, 2)
     store.barrier("b", 3, 10, 0)

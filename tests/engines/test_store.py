@@ -110,7 +110,7 @@ def test_wait_ends_at_its_limit_without_a_database() -> None:
     for call in (lambda: store.get("x", 2), lambda: store.get("x", 0), lambda: store.check(["x"])):
         with pytest.raises(StoreConnectionError):
             call()
-    assert limits == [pytest.approx(2, abs=0.1), 0, engine_store.PATIENCE_SECONDS]
+    assert limits == [pytest.approx(2, abs=0.1), 0, engine_store.RETRY_SECONDS]
 
 
 def test_late_watcher_sees_a_deletion_once() -> None:
@@ -144,7 +144,7 @@ def test_waiting_for_many_keys_wakes_for_each() -> None:
 def test_foreign_value_is_named() -> None:
     engine = MemoryEngine()
     engine.commit({"k/x": None}, {"k/x": b"?"}, Deadline(1))
-    with pytest.raises(StoreError, match="the key 'x' holds what no store has written"):
+    with pytest.raises(StoreError, match="the key 'x' holds a value that no store has written"):
         EngineStore(engine).get("x")
 
 

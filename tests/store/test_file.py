@@ -127,7 +127,7 @@ def test_member_taken_for_dead_is_notified(path: str) -> None:
                 other.barrier("b", 3, 0, 1)
 
     clock.events.append((1.0, judge))
-    with pytest.raises(StoreError, match="taken for dead"):
+    with pytest.raises(StoreError, match="considered this one dead"):
         store.barrier("b", 3, 5, 0)
 
 

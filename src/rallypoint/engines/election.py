@@ -1,16 +1,16 @@
-"""Who leads: an entry that expires, on any engine, and the fence that it makes.
+"""Leader election on any engine: an entry that expires, and the fence that it makes.
 
-A candidate writes the entry where there is none; its version is the *epoch*, which grows with
-each change of leader, over all restarts, because versions do. The leader renews it in time.
-Whoever stops (killed, paused, cut off) does not, the entry goes away, and another one writes
-the next.
+A candidate writes the entry if there is none. The entry's version is the *epoch*: it grows with
+each change of leader, over all restarts, because versions do. The leader renews the entry in
+time. A leader that stops (killed, paused, disconnected) does not; the entry expires, and another
+candidate writes the next one.
 
-The lease alone is no proof: a leader that is paused may wake up after its end and not know.
-So whatever a leader writes, it writes by `commit`, which expects its own entry, too: the
-engine refuses a write of a leader that is one no more. Many changes may go into one commit.
+The lease alone is no proof: a paused leader may wake up after its end without noticing. So a
+leader writes everything by `commit`, which also expects its own entry: the engine refuses the
+writes of a former leader. Many changes may go into one commit.
 
-`is_safe` is the cheap half: by this process's own clock, counted from before the last renewal
-was sent, the lease cannot have ended yet. Answers that are not written may rest on it.
+`is_safe` is the cheap half: by this process's own clock, counted from before the last renewal was
+sent, the lease cannot have ended yet. Answers that write nothing may rely on it.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from rallypoint.errors import StoreError
 
 
 class NotLeadingError(StoreError):
-    """The entry of this leader is gone, or another's: its writes are refused."""
+    """This process no longer leads: its writes are refused."""
 
 
 class Leader(msgspec.Struct, frozen=True, array_like=True):
-    """Who leads, as all read it.
+    """The leader, as stored in the entry.
 
     Args:
         name: of the process, unique.
@@ -42,12 +42,12 @@ class Leader(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A time of leading.
+    """A term of leadership.
 
     Args:
         epoch: grows with each change of leader.
         leader: who leads.
-        entry: what is expected by each write.
+        entry: what each write of the leader expects.
     """
 
     epoch: int
@@ -60,13 +60,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Election:
-    """A candidate's way to lead. Calls may come from any thread, one at a time.
+    """The election of a leader, as one candidate sees it.
 
-    But `commit` may run beside `renew`, and `is_safe` beside everything.
+    Any thread may call it, one at a time; but `commit` may run beside `renew`, and `is_safe`
+    beside every call.
 
     Args:
         engine: where the entry is.
-        name: of the office; several may be on one engine.
+        name: of the election; an engine can have several.
         lease: seconds after which a silent leader is replaced.
         clock: monotonic clock in seconds.
     """
@@ -79,16 +80,16 @@ class Election:
         self._safe_until = float("-inf")
 
     def present(self, deadline: Deadline) -> Term | None:
-        """Return who leads now, None if nobody does."""
+        """Return the present term, None without a leader."""
         entry = self._engine.read([self._key], deadline).get(self._key)
         return None if entry is None else _term(entry)
 
     def wait(self, seen: Term | None, deadline: Deadline) -> bool:
-        """Wait for a change of leader; returns as `Engine.wait`."""
+        """Wait for a change of leader; see `Engine.wait` for the result."""
         return self._engine.wait(self._key, None if seen is None else seen.entry, deadline)
 
     def try_to_lead(self, candidate: Leader, deadline: Deadline) -> Term | None:
-        """Lead if nobody does; return the term that is ours, None if another one leads."""
+        """Become leader if there is none; return the term, None if another process leads."""
         began, value = self._clock(), _encode(candidate)
         commit = self._engine.commit(
             {self._key: None}, {self._key: value}, deadline, {self._key: self._lease}
@@ -100,14 +101,14 @@ class Election:
         return Term(commit.version, candidate, Entry(commit.version, value, detail))
 
     def renew(self, term: Term, deadline: Deadline) -> bool:
-        """Lead for another lease; False once that is over. Due each third of the lease."""
+        """Extend the term by a lease (due each third of it); False: the term is over."""
         began = self._clock()
         still = self._engine.renew(self._key, term.entry, self._lease, deadline)
         self._safe_until = began + self._lease if still else float("-inf")
         return still
 
     def is_safe(self) -> bool:
-        """Return whether nobody else can lead yet, by this process's own clock."""
+        """Return whether no other process can lead yet, by this process's own clock."""
         return self._clock() < self._safe_until
 
     def commit(
@@ -118,9 +119,14 @@ class Election:
         deadline: Deadline,
         by: Engine | None = None,
     ) -> Commit:
-        """Write as the leader: `Engine.commit`, refused once another one leads.
+        """Write as the leader; refused once another process leads.
 
-        `by`: another client of the same engine, such as one with longer limits.
+        Args:
+            term: of this leader.
+            expected: see `Engine.commit`.
+            changes: see `Engine.commit`.
+            deadline: see `Engine.commit`.
+            by: another client of the same engine, for example with longer timeouts.
 
         Raises:
             NotLeadingError: the term is over; nothing was written.
@@ -140,7 +146,7 @@ class Election:
         return commit
 
     def resign(self, term: Term, deadline: Deadline) -> None:
-        """Make room for another one at once."""
+        """End the term at once."""
         self._safe_until = float("-inf")
         self._engine.commit({self._key: term.entry}, {self._key: None}, deadline)
 

@@ -1,13 +1,13 @@
-"""Barriers and gathers on an engine, by the rules of `groups`.
+"""Barriers and gathers on an engine, by the rules of `store.groups`.
 
-A group is one entry `g/NAME`: who is in it, with what. A member adds itself by a commit; the
-one that completes the group deletes the entry and, in the same commit, writes the answer
-`r/NAME/TURN`, which all others wait for: so each is woken once. `TURN` is named by the first
-member, so that the name can be used again at once. Answers expire; who sleeps for longer
-than `ANSWER_SECONDS` finds neither group nor answer, and is told.
+A group is one entry `g/NAME` with its members and their values. A member adds itself by a
+commit. The member that completes the group deletes the entry and, in the same commit, writes the
+answer `r/NAME/TURN`, for which all others wait: so each wakes up once. The first member chooses
+`TURN`, so the name can be used again at once. Answers expire; a member that sleeps for longer
+than `ANSWER_SECONDS` finds neither group nor answer and gets an error.
 
-A member that dies while it waits must not be counted for ever. Each keeps an entry
-`p/MEMBER` alive, which expires by itself; whoever comes takes out those whose entry is gone.
+A member that dies while it waits must not count forever. Each member keeps an entry `p/MEMBER`
+alive, which expires otherwise; a joining member removes those whose entry is gone.
 """
 
 import random
@@ -27,7 +27,7 @@ from rallypoint.store.keyspace import PARKED, Keyspace
 ANSWER_SECONDS = 3600.0
 PRESENCE_SECONDS = 15.0
 BEAT_SECONDS = 5.0
-GIVE_UP_SECONDS = 5.0  # longest time to say that a member's time is over
+GIVE_UP_SECONDS = 5.0  # longest time to remove a member that times out
 _ROOM_SECONDS = 0.005
 
 
@@ -43,8 +43,8 @@ _decoder = msgspec.msgpack.Decoder(_Group)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Seen:
-    """A group as it was read, played into a keyspace of its own."""
+class _ReadGroup:
+    """A group as it was read, applied to a keyspace of its own."""
 
     def __init__(self, engine: Engine, name: str, deadline: Deadline) -> None:
         self.key = f"g/{name}"
@@ -59,7 +59,7 @@ class _Seen:
             self.space.groups.restore_departed(stored.departed)
 
     def remove_dead(self, engine: Engine, deadline: Deadline) -> None:
-        """Take out the members that are not alive any more."""
+        """Remove the members whose presence entry has expired."""
         keys = [_presence(token) for token in self.members]
         alive = engine.read(keys, deadline) if keys else {}
         for token in list(self.members):
@@ -68,7 +68,7 @@ class _Seen:
                 del self.members[token]
 
     def stored(self) -> bytes | None:
-        """Return the group as it is now, None if nobody is in it."""
+        """Return the group for storing, None if it has no member."""
         if not self.members:
             return None
         return _encode(_Group(self.turn, list(self.members.items()), self.space.groups.departed()))
@@ -94,10 +94,10 @@ def _own(request: p.Gather, values: list[bytes]) -> list[bytes] | None:
 
 
 class GroupCalls:
-    """The calls of one store handle that concern groups.
+    """The group calls of one store handle.
 
     Args:
-        engine: where the groups are.
+        engine: the database with the groups.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -121,15 +121,15 @@ class GroupCalls:
             ended = True
             raise
         finally:
-            if not ended:  # interrupted, or the engine is out of reach: best effort
+            if not ended:  # interrupted, or the engine cannot be reached: best effort
                 self._withdraw(request, token, turn)
 
     def _join(
         self, request: p.Gather, token: str, deadline: Deadline
     ) -> tuple[str, list[bytes] | None]:
-        """Add a member; return the group's turn, and its values if that completed it."""
+        """Add a member; return the group's turn, and its values if that completes it."""
         while True:
-            seen = _Seen(self._engine, request.name, deadline)
+            seen = _ReadGroup(self._engine, request.name, deadline)
             seen.remove_dead(self._engine, deadline)
             expected: dict[str, Entry | None] = {seen.key: seen.entry}
             error: StoreTimeoutError | None = None
@@ -138,7 +138,7 @@ class GroupCalls:
             expire: dict[str, float] = {}
             try:
                 result = seen.space.execute(request, token)
-            except StoreTimeoutError as too_late:  # a timeout of 0; the others hear of it
+            except StoreTimeoutError as too_late:  # a timeout of 0, which the group records
                 error, changes = too_late, {seen.key: seen.stored()}
             else:
                 if result is PARKED:
@@ -163,7 +163,7 @@ class GroupCalls:
     def _await(
         self, request: p.Gather, token: str, turn: str, deadline: Deadline
     ) -> list[bytes] | None:
-        """Return the values once the group is complete, None when the time is up."""
+        """Return the values once the group is complete, None at the deadline."""
         answer, presence = f"r/{request.name}/{turn}", _presence(token)
         while not deadline.expired():
             beat = Deadline(deadline.capped(BEAT_SECONDS))
@@ -176,34 +176,36 @@ class GroupCalls:
                 presence, alive, PRESENCE_SECONDS, deadline
             )
             if not living and not self._revive(request, token, deadline):
-                return None  # complete meanwhile, or taken for dead: `_leave` tells which
+                return None  # complete, or removed as dead: `_leave` finds out
         return None
 
     def _revive(self, request: p.Gather, token: str, deadline: Deadline) -> bool:
-        """Show that we live, if we are still counted: we were held up for a while."""
-        seen = _Seen(self._engine, request.name, deadline)
+        """Write our presence entry again, if we still are a member; False if not."""
+        seen = _ReadGroup(self._engine, request.name, deadline)
         if token not in seen.members:
             return False
         presence = _presence(token)
         self._engine.commit(
-            {seen.key: seen.entry, presence: None}, {presence: b""}, deadline,
+            {seen.key: seen.entry, presence: None},
+            {presence: b""},
+            deadline,
             {presence: PRESENCE_SECONDS},
-        )  # fmt: skip
+        )
         return True
 
     def _leave(self, request: p.Gather, token: str, turn: str, *, timed_out: bool) -> list[bytes]:
-        """Take our member out again; return the answer if it came in the last moment."""
+        """Remove our member; return the answer if it came at the last moment."""
         deadline = Deadline(GIVE_UP_SECONDS)
         answer = f"r/{request.name}/{turn}"
         while True:
-            seen = _Seen(self._engine, request.name, deadline)
+            seen = _ReadGroup(self._engine, request.name, deadline)
             if token not in seen.members:
                 found = self._engine.read([answer], deadline)
                 if answer in found:
                     return _fetched(found[answer])
                 raise StoreError(
                     f"{self._engine.where}: {group_title(request.name)}: this member was held "
-                    f"up for more than {PRESENCE_SECONDS:g} s and was taken for dead"
+                    f"up for more than {PRESENCE_SECONDS:g} s and was considered dead"
                 )
             error = seen.space.expire(token) if timed_out else None
             if not timed_out:
@@ -218,11 +220,11 @@ class GroupCalls:
         try:
             self._leave(request, token, turn, timed_out=False)
         except StoreError:
-            return  # withdrawn; or out of reach, and our presence runs out by itself
+            return  # withdrawn; or unreachable, and our presence entry expires
 
 
 def _check(request: p.Gather, deadline: Deadline) -> None:
-    """Give up after the deadline, else make room for those who were faster."""
+    """Give up after the deadline, else pause so that others can finish."""
     if deadline.expired():
         raise StoreTimeoutError(
             f"{group_title(request.name)}: others wrote first all the time for "

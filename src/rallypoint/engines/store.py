@@ -1,19 +1,18 @@
-"""A whole store on any engine (see `engine`), by the rules of `keyspace`.
+"""A whole store on any engine (a database such as etcd or Redis), by the rules of `Keyspace`.
 
-A request names its keys. They are read, played into a `Keyspace` of their own, and what the
-request changed there is committed on condition that the keys are still as they were read;
-if not, the answer brings them as they are now, and it is played again. So the meaning of
-each call, down to its errors, is that of every other store, and an engine needs to know
-nothing of it. A write begins with what this handle knew last: it then costs one round trip
-where nobody was faster.
+A request names its keys. They are read and applied to a `Keyspace` of their own; the changes are
+committed on condition that the keys are still as read. If not, the answer has the present
+entries, and the request is applied again. So each call means the same as on every other store,
+errors included, and an engine needs to know nothing of it. A write starts from the entries that
+this handle saw last: without a concurrent writer it costs one round trip.
 
-Who waits, waits for one key at a time, and is woken by the engine. Values and queues are
-entries `k/KEY`: a byte for the kind, then the bytes, or the whole queue (so a queue that is
-long is slow: each push and pop writes it anew). A deleted key leaves a mark `t/KEY`, whose
-version is that of the deletion, for those who watch it; it expires after a while.
+A waiting call waits for one key at a time, and the engine wakes it. Values and queues are entries
+`k/KEY`: a byte for the kind, then the bytes or the whole queue (so a long queue is slow: each push
+and pop writes all of it). A deleted key leaves a mark `t/KEY` for its watchers, whose version is
+that of the deletion; it expires after a while.
 
-Groups are in engine_groups.py. What many nodes write to at once (one counter, one barrier)
-is decided one by one, each by a round trip: meant for tens of clients a key, not thousands.
+groups.py has the groups. Concurrent writes to one key (a counter, a barrier) are decided one
+by one, each in a round trip: this is meant for tens of clients a key, not thousands.
 """
 
 import random
@@ -33,9 +32,9 @@ from rallypoint.net import protocol as p
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
 from rallypoint.store.keyspace import Keyspace
 
-PATIENCE_SECONDS = 30.0  # for an engine that is out of reach, in calls that do not wait
+RETRY_SECONDS = 30.0  # for an unreachable engine, in calls that do not wait
 MARK_SECONDS = 3600.0  # how long the deletion of a key is remembered
-_KNOWN_KEYS, _KNOWN_BYTES = 256, 64 * 1024  # remembered by a handle, and the largest of them
+_KNOWN_KEYS, _KNOWN_BYTES = 256, 64 * 1024  # cached by a handle, and the largest value cached
 _PAUSE_FIRST_SECONDS, _PAUSE_MOST_SECONDS = 0.0005, 0.05
 _VALUE, _QUEUE = b"v", b"q"
 _KEYS, _MARKS = "k/", "t/"
@@ -44,7 +43,7 @@ _WAITS = (p.Get, p.Wait, p.MultiGet, p.QueuePop)
 
 
 def keys_of(request: Any) -> list[str]:
-    """Return the keys that a request is about, each once."""
+    """Return the keys of a request, each once."""
     if isinstance(request, p.Pipeline):
         return list(dict.fromkeys(key for each in request.requests for key in keys_of(each)))
     if isinstance(request, p.MultiSet):
@@ -56,8 +55,8 @@ def keys_of(request: Any) -> list[str]:
     return [request.key]
 
 
-def _played(entries: Mapping[str, Entry | None], where: str) -> Keyspace:
-    """Return a keyspace that holds these entries, as at its change 0."""
+def _applied(entries: Mapping[str, Entry | None], where: str) -> Keyspace:
+    """Return a keyspace with these entries, before its first change."""
     values: list[Any] = []
     queues: list[Any] = []
     for name, entry in entries.items():
@@ -69,14 +68,14 @@ def _played(entries: Mapping[str, Entry | None], where: str) -> Keyspace:
         elif kind == _QUEUE:
             queues.append((name, 0, msgspec.msgpack.decode(body, type=list[bytes])))
         else:
-            raise StoreError(f"{where}: the key {name!r} holds what no store has written")
+            raise StoreError(f"{where}: the key {name!r} holds a value that no store has written")
     return Keyspace.restore(
         {"change": 0, "forgotten": 0, "values": values, "queues": queues, "deleted": []}
     )
 
 
 def _changed(space: Keyspace) -> dict[str, bytes | None]:
-    """Return what requests changed in a keyspace of `_played`, as entries."""
+    """Return what requests changed in a keyspace of `_applied`, as entries."""
     if not space.changes:
         return {}
     data = space.snapshot()
@@ -94,8 +93,8 @@ class EngineStore(Store):
     """A store on an engine.
 
     Args:
-        engine: where the data is; closed with the store.
-        timeout: limit of calls that name none, in seconds or a timedelta.
+        engine: the database; closed with the store.
+        timeout: limit of calls without a timeout, in seconds or a timedelta.
     """
 
     def __init__(
@@ -111,13 +110,11 @@ class EngineStore(Store):
         return f"{type(self).__name__}({self.engine.where!r})"
 
     def clone(self) -> Self:
-        """Return an independent handle on the same data, with connections of its own."""
         twin = type(self).__new__(type(self))
         EngineStore.__init__(twin, self.engine.clone(), self._timeout_seconds)
         return twin
 
     def close(self) -> None:
-        """Release the connections."""
         self.engine.close()
 
     # -- requests -------------------------------------------------------------------------
@@ -129,7 +126,7 @@ class EngineStore(Store):
             return self._watch(request, Deadline(timeout))
         if isinstance(request, _WAITS):
             return self._wait_for(request, Deadline(timeout))
-        deadline = Deadline(min(timeout, PATIENCE_SECONDS))
+        deadline = Deadline(min(timeout, RETRY_SECONDS))
         if isinstance(request, p.NumKeys | p.List):
             return self._scan(request, deadline)
         return self._carry_out(request, deadline, None)
@@ -141,13 +138,13 @@ class EngineStore(Store):
         return sorted(key[len(_KEYS) :] for key in keys)
 
     def _carry_out(self, request: Any, deadline: Deadline, fresh: Entries | None) -> Any:
-        """Play a request on what its keys hold, and commit what it changed."""
+        """Apply a request to the values of its keys, and commit the changes."""
         keys = keys_of(request)
         if fresh is None and isinstance(request, _READS):
             fresh = self._read(keys, deadline)
         entries, certain = (fresh, True) if fresh is not None else self._guess(keys)
         for pause in _pauses():
-            space = _played({key: entries.get(key) for key in keys}, self.engine.where)
+            space = _applied({key: entries.get(key) for key in keys}, self.engine.where)
             try:
                 result = space.execute(request, None)
                 changes = _changed(space)
@@ -174,7 +171,7 @@ class EngineStore(Store):
         changes: Mapping[str, bytes | None],
         deadline: Deadline,
     ) -> tuple[bool, Entries]:
-        """Write changes; return whether that was done, and the keys as they are if not."""
+        """Write changes; return whether that succeeded, and if not the present entries."""
         expected = {_KEYS + key: entries.get(key) for key in keys}
         writes = {_KEYS + key: value for key, value in changes.items()}
         marks = [_MARKS + key for key, value in changes.items() if value is None]
@@ -187,11 +184,11 @@ class EngineStore(Store):
             self._remember(keys, present)
             return False, present
         now: dict[str, Entry | None] = {
-            key: None if value is None else Entry(
-                commit.version, value, commit.details.get(_KEYS + key)
-            )
+            key: None
+            if value is None
+            else Entry(commit.version, value, commit.details.get(_KEYS + key))
             for key, value in changes.items()
-        }  # fmt: skip
+        }
         self._remember(list(now), now)
         return True, {}
 
@@ -204,7 +201,7 @@ class EngineStore(Store):
         self._remember(keys, found)
         return found
 
-    # -- what this handle has seen last: a guess that commits put to the proof ---------------
+    # -- a cache of entries, which every commit verifies ------------------------------------
 
     def _guess(self, keys: Sequence[str]) -> tuple[Entries, bool]:
         with self._lock:
@@ -241,11 +238,11 @@ class EngineStore(Store):
             try:
                 return self._carry_out(at_once, patient, found)
             except StoreTimeoutError:
-                space = _played({key: found.get(key) for key in keys}, self.engine.where)
+                space = _applied({key: found.get(key) for key in keys}, self.engine.where)
                 if deadline.expired():
                     raise space.timeout_error(request) from None
-            at = next((i % len(keys) for i in range(at, at + len(keys))
-                       if keys[i % len(keys)] not in found), at)  # fmt: skip
+            order = (i % len(keys) for i in range(at, at + len(keys)))
+            at = next((i for i in order if keys[i] not in found), at)
             self.engine.wait(_KEYS + keys[at], found.get(keys[at]), deadline)
 
     def _watch(self, request: p.Watch, deadline: Deadline) -> tuple[int, bytes | None]:
@@ -255,7 +252,7 @@ class EngineStore(Store):
             entry = found.get(key)
             version = version_of(entry or found.get(mark))
             if version == 0 < request.since:
-                # It was seen, and its deletion is forgotten: that is told once, to all.
+                # The deletion of a key that was seen is no longer recorded: record it again.
                 self.engine.commit(
                     {key: None, mark: None}, {mark: b""}, deadline, {mark: MARK_SECONDS}
                 )
@@ -264,12 +261,12 @@ class EngineStore(Store):
                 is_value = entry is not None and entry.value[:1] == _VALUE
                 return version, entry.value[1:] if is_value and entry else None
             if deadline.expired():
-                raise _played({}, self.engine.where).timeout_error(request)
+                raise _applied({}, self.engine.where).timeout_error(request)
             self.engine.wait(key, entry, deadline)
 
 
 def _named(found: Entries) -> Entries:
-    """Return entries by the store's own keys; marks are left out."""
+    """Return entries by the store's own keys, without marks."""
     return {key[len(_KEYS) :]: entry for key, entry in found.items() if key.startswith(_KEYS)}
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from rallypoint.errors import ParameterError
+from rallypoint.net.endpoints import join_endpoint
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -43,34 +44,34 @@ def redacted(url: str) -> str:
 
 
 def with_timeout(url: str, default: float, most: float) -> str:
-    """Return a URL with another `timeout`, for a client that must not wait long for one host.
+    """Return a URL with a limited `timeout`, for a client that must not wait long for one host.
 
     Args:
         url: of an engine.
-        default: seconds, where the URL names none.
-        most: seconds that it may not be above.
+        default: seconds, if the URL has none.
+        most: the largest allowed number of seconds.
     """
-    place, _, query = url.partition("?")
+    base, _, query = url.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     try:
         seconds = min(float(options.get("timeout", default)), most)
     except ValueError:
-        return url  # whoever opens it says what is wrong
-    return f"{place}?{urlencode(options | {'timeout': f'{seconds:g}'})}"
+        return url  # opening it raises the error
+    return f"{base}?{urlencode(options | {'timeout': f'{seconds:g}'})}"
 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """An engine's address, taken apart.
+    """The parts of an engine's URL.
 
     Args:
         scheme: of the URL, without the s of TLS.
         tls: whether to speak TLS.
         hosts: (host, port) of each, in the order given.
-        prefix: under which all keys are.
+        prefix: of all keys.
         user: "" for none.
         password: "" for none; shown nowhere.
-        options: what followed the question mark.
+        options: the query part.
     """
 
     scheme: str
@@ -82,15 +83,14 @@ class EngineAddress:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                         for host, port in self.hosts)  # fmt: skip
+        hosts = ",".join(join_endpoint(*host) for host in self.hosts)
         return f"{self.scheme}{'s' if self.tls else ''}://{hosts}/{self.prefix}"
 
     def ssl_context(self) -> "ssl.SSLContext | None":
-        """Return what TLS needs, None without it (ParameterError: a file cannot be used)."""
+        """Return the TLS context, None without TLS (ParameterError: an unusable file)."""
         if not self.tls:
             return None
-        import ssl  # most never need it, and it is slow to import
+        import ssl  # slow to import, and rarely needed
 
         try:
             context = ssl.create_default_context(cafile=self.options.get("ca"))
@@ -120,14 +120,14 @@ def parse_engine_url(
     allowed: frozenset[str],
     environ: Mapping[str, str] | None = None,
 ) -> EngineAddress:
-    """Take an engine's URL apart and add what the environment says.
+    """Parse an engine's URL and add the settings of the environment.
 
     Args:
         url: with or without "scheme://".
         scheme: without the s of TLS.
-        default_port: of hosts that name none.
-        allowed: names of options, beside `ca`, `cert` and `key`.
-        environ: of the process, by default.
+        default_port: of hosts without a port.
+        allowed: names of options, besides `ca`, `cert` and `key`.
+        environ: by default that of the process.
 
     Raises:
         ParameterError: names the URL without its secrets, what is wrong and what is allowed.
@@ -139,8 +139,8 @@ def parse_engine_url(
     if given not in (scheme, f"{scheme}s"):
         raise _wrong(url, scheme, f"the scheme is {given!r}")
     rest, _, query = rest.partition("?")
-    credentials, at, place = rest.rpartition("@")
-    netloc, _, path = (place if at else rest).partition("/")
+    credentials, at, location = rest.rpartition("@")
+    netloc, _, path = (location if at else rest).partition("/")
     user, _, password = credentials.partition(":")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - allowed - set(FILES))

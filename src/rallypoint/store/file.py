@@ -347,7 +347,7 @@ class FileStore(Store):
                 if token in self._replica.answers:
                     return self._fetch(token)
                 if token not in self._replica.members:
-                    raise StoreError(f"{self._path}: another member took this one for dead")
+                    raise StoreError(f"{self._path}: another member considered this one dead")
             if deadline.expired():
                 break
             self._sleep(deadline.capped(interval))

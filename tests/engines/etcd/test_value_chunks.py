@@ -7,7 +7,7 @@ import pytest
 from rallypoint.deadline import Deadline
 from rallypoint.engines.etcd import messages as m
 from rallypoint.engines.etcd.gateway import Gateway
-from rallypoint.engines.etcd.value_chunks import INLINE_BYTES, PART_BYTES, Parts
+from rallypoint.engines.etcd.value_chunks import CHUNK_BYTES, INLINE_BYTES, ValueChunks
 from rallypoint.errors import StoreValueError
 
 LIMIT_SECONDS = 5
@@ -33,11 +33,11 @@ def gateway() -> Remembering:
 
 
 @pytest.fixture
-def parts(gateway: Remembering) -> Parts:
-    return Parts(cast(Gateway, gateway), b"x/parts/")
+def parts(gateway: Remembering) -> ValueChunks:
+    return ValueChunks(cast(Gateway, gateway), b"x/parts/")
 
 
-def test_small_values_are_not_split(gateway: Remembering, parts: Parts) -> None:
+def test_small_values_are_not_split(gateway: Remembering, parts: ValueChunks) -> None:
     upload = parts.upload({"a": b"1", "b": None, "c": b""}, Deadline(LIMIT_SECONDS))
     assert upload.values == {"a": b"\x001", "c": b"\0"}
     assert (upload.ops, upload.lease, gateway.calls) == ([], 0, [])
@@ -46,16 +46,16 @@ def test_small_values_are_not_split(gateway: Remembering, parts: Parts) -> None:
     assert parts.name_in(b"\x001", b"b") == ""
 
 
-def test_largest_values_are_split_first(gateway: Remembering, parts: Parts) -> None:
+def test_largest_values_are_split_first(gateway: Remembering, parts: ValueChunks) -> None:
     half = INLINE_BYTES // 2 + 1
     upload = parts.upload(
-        {"a": b"a" * half, "b": b"b" * (2 * PART_BYTES + 1), "c": b"c"}, Deadline(LIMIT_SECONDS)
+        {"a": b"a" * half, "b": b"b" * (2 * CHUNK_BYTES + 1), "c": b"c"}, Deadline(LIMIT_SECONDS)
     )
     assert set(upload.names) == {"b"}
     assert parts.name_in(upload.values["b"], b"b") == upload.names["b"]
     paths = [path for path, _ in gateway.calls]
     assert paths == ["/lease/grant", "/kv/put", "/kv/put", "/kv/put"]
-    assert [len(body["value"]) for _, body in gateway.calls[1:]] == [PART_BYTES, PART_BYTES, 1]
+    assert [len(body["value"]) for _, body in gateway.calls[1:]] == [CHUNK_BYTES, CHUNK_BYTES, 1]
     assert {body["lease"] for _, body in gateway.calls[1:]} == {"77"}
     assert [op["request_put"]["key"] for op in upload.ops] == [
         body["key"] for _, body in gateway.calls[1:]
@@ -64,13 +64,13 @@ def test_largest_values_are_split_first(gateway: Remembering, parts: Parts) -> N
     assert gateway.calls[-1] == ("/lease/revoke", {"ID": "77"})
 
 
-def test_many_values_may_be_too_large_together(parts: Parts) -> None:
+def test_many_values_may_be_too_large_together(parts: ValueChunks) -> None:
     upload = parts.upload({f"{n}": b"x" * 100_000 for n in range(20)}, Deadline(LIMIT_SECONDS))
     assert sum(map(len, upload.values.values())) <= INLINE_BYTES + 20 * 40
     assert len(upload.names) >= 12
 
 
-def test_fetching(gateway: Remembering, parts: Parts) -> None:
+def test_fetching(gateway: Remembering, parts: ValueChunks) -> None:
     pointer = m.KeyValue(b"k", b"\x01name", 5)
     assert parts.fetch(b"k", pointer, Deadline(LIMIT_SECONDS)) is None  # replaced meanwhile
     found = m.OpAnswer(m.Range([m.KeyValue(b"1", b"ab"), m.KeyValue(b"2", b"c")]))
@@ -80,7 +80,7 @@ def test_fetching(gateway: Remembering, parts: Parts) -> None:
     assert parts.drop("name") == m.delete(b"x/parts/name/", b"x/parts/name0")
 
 
-def test_foreign_value_is_refused(parts: Parts) -> None:
+def test_foreign_value_is_refused(parts: ValueChunks) -> None:
     for raw in (b"", b"{}"):
         with pytest.raises(StoreValueError, match=r"p/data/x holds .* not Rallypoint's"):
             parts.name_in(raw, b"p/data/x")

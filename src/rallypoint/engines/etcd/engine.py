@@ -1,21 +1,21 @@
 """etcd as an engine, and the store on it.
 
-An entry's version is its modification revision, which grows over the whole cluster with
-every transaction: nothing is better suited as a fencing token.
+An entry's version is its modification revision, which grows with every transaction of the whole
+cluster: an ideal fencing token.
 
-Knowing what came of a commit. The transaction compares the revisions of all expected keys,
-among them every key that it changes; so it cannot take effect twice, however often and late
-it arrives. But when the connection breaks, the client cannot tell "done by me" from "refused"
-by those revisions alone. Each commit therefore leaves a receipt, its own number under a
-key of this client's, in the same transaction; a refusal that finds that number was a success.
+Whether a commit took effect. The transaction compares the revisions of all expected keys, among
+them every key that it changes, so it cannot take effect twice, however often and late it
+arrives. But after a broken connection the client cannot tell "done by me" from "refused" by those
+revisions. So each commit leaves a receipt in the same transaction, its own number under a key of
+this client; a refusal that finds that number was a success.
 
-Many keys. etcd takes 128 conditions and operations in one transaction by default. A commit
-of more keys compares them by itself, in one reading at one revision, and its transaction
-then has two conditions: nothing under the prefix was written since, and nothing deleted.
+Many keys. By default etcd takes 128 conditions and operations in a transaction. A commit of more
+keys compares them itself, in one read at one revision; its transaction then has two conditions:
+nothing under the prefix was written since, and nothing deleted.
 
-Expiring entries hang on leases. Those that are to live for an hour (marks, answers, receipts)
-share one lease of this client, made anew in time, so that they cost no request of their own;
-others have a lease each, so that they can be renewed.
+Expiring entries have leases. Those that live for an hour (marks, answers, receipts) share one
+lease of this client, renewed in time, so that they cost no request; others have their own, which
+can be extended.
 """
 
 import math
@@ -39,25 +39,25 @@ from rallypoint.engines.contract import (
 )
 from rallypoint.engines.etcd import messages as m
 from rallypoint.engines.etcd.gateway import INVALID, NOT_FOUND, Gateway, GatewayError
-from rallypoint.engines.etcd.value_chunks import Parts, Upload
+from rallypoint.engines.etcd.value_chunks import Upload, ValueChunks
 from rallypoint.engines.store import EngineStore
 from rallypoint.engines.url import EngineAddress, parse_engine_url
 from rallypoint.errors import StoreConnectionError, StoreLimitError
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS
 
 DEFAULT_PORT = 2379
-LARGE_COMMIT_KEYS = 40  # of more keys, conditions and operations would not fit a transaction
+LARGE_COMMIT_KEYS = 40  # more would not fit into one transaction
 READ_KEYS = 100
 GROUPS = 60  # of operations in one transaction, and operations in each of them
-SHARED_LEASE_SECONDS = 3600.0  # what is to live that long shares one lease
+SHARED_LEASE_SECONDS = 3600.0  # entries that live that long share one lease
 _OPTIONS = frozenset(("timeout",))
 _WATCH_AGAIN_SECONDS = 0.05
-_TRIES = 3  # of a commit whose lease or parts have expired meanwhile
+_TRIES = 3  # of a commit whose lease or chunks have expired
 
 
 @dataclass(frozen=True, slots=True)
 class _Detail:
-    """Of an entry: the name of its parts and its lease."""
+    """Of an entry: the name of its chunks and its lease."""
 
     parts: str = ""
     lease: int = 0
@@ -65,13 +65,13 @@ class _Detail:
 
 @dataclass(frozen=True, slots=True)
 class _Receipt:
-    """What a commit leaves: its number, under a key of this client's."""
+    """The record of a commit: its number, under a key of this client."""
 
     key: bytes
     number: bytes
 
     def is_in(self, found: m.KeyValue) -> bool:
-        """Return whether an entry is this receipt: the commit took effect."""
+        """Return whether an entry is this receipt, so that the commit took effect."""
         return found.key == self.key and found.value == self.number
 
 
@@ -94,7 +94,7 @@ class EtcdEngine(Engine):
         self.hosts = url.hosts
         self._gateway = Gateway(url)
         self._base = url.prefix.encode() + b"/"
-        self._parts = Parts(self._gateway, self._base + b"parts/")
+        self._parts = ValueChunks(self._gateway, self._base + b"parts/")
         self._deleted = self._base + b"deleted"  # written by each deletion
         self._lock = threading.Lock()
         self._lease_lock = threading.Lock()
@@ -107,18 +107,15 @@ class EtcdEngine(Engine):
         return f"EtcdEngine({self.where!r})"
 
     def clone(self) -> "EtcdEngine":
-        """Return an independent client of the same data."""
         return EtcdEngine(self.address)
 
     def about(self, deadline: Deadline) -> str:
-        """Return the version and state of the member that answers."""
         status = self._gateway.call("/maintenance/status", {}, m.Status, deadline)
         leader = "" if status.leader else ", without a leader: it cannot decide"
         alarms = f", alarms: {', '.join(status.errors)}" if status.errors else ""
         return f"etcd {status.version}, {status.size / 2**20:.1f} MiB{leader}{alarms}"
 
     def close(self) -> None:
-        """Release the connections."""
         self._gateway.close()
 
     def _key(self, key: str) -> bytes:
@@ -127,7 +124,6 @@ class EtcdEngine(Engine):
     # -- reading --------------------------------------------------------------------------
 
     def read(self, keys: Sequence[str], deadline: Deadline) -> Entries:
-        """Return the entries of those keys that exist."""
         return self._read(keys, deadline)[0]
 
     def _read(self, keys: Sequence[str], deadline: Deadline) -> tuple[Entries, int]:
@@ -159,12 +155,11 @@ class EtcdEngine(Engine):
         value = self._parts.fetch(kv.key, kv, deadline)
         if value is not None:
             return Entry(kv.mod_revision, value, _Detail(name, kv.lease))
-        body = {"success": [m.get(kv.key)]}  # it was replaced between: as it stands now
+        body = {"success": [m.get(kv.key)]}  # replaced in between: return the present one
         again = self._gateway.call("/kv/txn", body, m.Txn, deadline).found()
         return self._entry(again[0], deadline) if again else None
 
     def scan(self, prefix: str, deadline: Deadline) -> list[str]:
-        """Return the keys that begin with `prefix`, sorted."""
         start = self._key(prefix)
         body = {"success": [m.get(start, m.end_of(start), keys_only=True)]}
         found = self._gateway.call("/kv/txn", body, m.Txn, deadline).found()
@@ -180,7 +175,6 @@ class EtcdEngine(Engine):
         deadline: Deadline,
         expire: Mapping[str, float] | None = None,
     ) -> Commit:
-        """Write if every expected key is still as it was seen; all or nothing."""
         check_commit(expected, changes)
         with self._receipt() as receipt:
             for tries in range(1, _TRIES + 1):
@@ -189,7 +183,7 @@ class EtcdEngine(Engine):
                 try:
                     commit = self._commit(expected, changes, upload, leases, receipt, deadline)
                 except GatewayError as error:
-                    # A lease of ours ran out while we were held up: nothing was written.
+                    # A lease expired in between: nothing was written.
                     if error.code not in (NOT_FOUND, INVALID) or tries == _TRIES:
                         raise
                     self._shared_until = 0.0
@@ -270,7 +264,7 @@ class EtcdEngine(Engine):
         receipt: _Receipt,
         deadline: Deadline,
     ) -> m.Txn:
-        """Send a commit of many keys; others' writes to any key make it look again."""
+        """Send a commit of many keys; it retries after any write of other clients."""
         keys, data = list(expected), self._key("")
         while True:
             present, revision = self._read(keys, deadline)
@@ -282,7 +276,7 @@ class EtcdEngine(Engine):
                 m.all_older(self._deleted, b"", revision),
             ]
             body = {"compare": conditions, "success": ops, "failure": [m.get(receipt.key)]}
-            if not same:  # only ask what became of an earlier try
+            if not same:  # only ask whether an earlier try took effect
                 body = {"compare": [m.unchanged(receipt.key, -1)], "failure": [m.get(receipt.key)]}
             answer = self._gateway.call("/kv/txn", body, m.Txn, deadline)
             if answer.succeeded or not same or any(map(receipt.is_in, answer.found())):
@@ -295,7 +289,7 @@ class EtcdEngine(Engine):
 
     @contextmanager
     def _receipt(self) -> Iterator[_Receipt]:
-        """Lend the key of a receipt, used by one commit at a time, and number the commit."""
+        """Reserve the key of a receipt for one commit, and number the commit."""
         with self._lock:
             if not self._receipts:
                 self._receipt_count += 1
@@ -303,7 +297,7 @@ class EtcdEngine(Engine):
                 self._receipts.append(self._base + name.encode())
             key = self._receipts.pop()
         yield _Receipt(key, uuid.uuid4().bytes)
-        with self._lock:  # not after a failure: what was sent may still arrive
+        with self._lock:  # not after a failure: the request may still arrive
             self._receipts.append(key)
 
     # -- expiring -------------------------------------------------------------------------
@@ -322,7 +316,7 @@ class EtcdEngine(Engine):
         return leases
 
     def _shared(self, deadline: Deadline) -> int:
-        """Return the lease that lasts at least `SHARED_LEASE_SECONDS` more."""
+        """Return the shared lease, with at least `SHARED_LEASE_SECONDS` left."""
         with self._lease_lock:
             if time.monotonic() >= self._shared_until:
                 self._shared_lease = self._grant(2 * SHARED_LEASE_SECONDS, deadline)
@@ -334,7 +328,6 @@ class EtcdEngine(Engine):
         return self._gateway.call("/lease/grant", body, m.Lease, deadline).ID
 
     def renew(self, key: str, seen: Entry, seconds: float, deadline: Deadline) -> bool:
-        """Let an expiring entry live on; its version stays. `seconds` as it was written."""
         if seen.detail is not None and seen.detail.lease:
             body = {"ID": str(seen.detail.lease)}
             self._gateway.call("/lease/keepalive", body, m.KeptAlive, deadline)
@@ -344,7 +337,6 @@ class EtcdEngine(Engine):
     # -- waiting --------------------------------------------------------------------------
 
     def wait(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
-        """Wait until the key's version is not what was seen (see the contract)."""
         while True:
             try:
                 with self._gateway.watch(self._key(key), deadline) as watch:
@@ -366,7 +358,7 @@ class EtcdStore(EngineStore):
 
     Args:
         url: see `EtcdEngine`.
-        timeout: limit of calls that name none, in seconds or a timedelta.
+        timeout: limit of calls without a timeout, in seconds or a timedelta.
     """
 
     def __init__(self, url: str, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS) -> None:

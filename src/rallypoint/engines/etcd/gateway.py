@@ -1,15 +1,14 @@
-"""Speaking to etcd: its JSON gateway (v3), over kept HTTP connections, to any of its members.
+"""The client of etcd: its JSON gateway (v3), over kept HTTP connections, to any of its members.
 
-Every member answers every request, so one that is down, cut off or without a leader is
-passed over: the next one is asked, with growing, jittered pauses once all have failed, until
-the caller's deadline. Failures are told apart by etcd's status codes (those of gRPC).
+Every member answers every request. The client skips a member that is down, disconnected or
+without a leader, and asks the next one; once all have failed it pauses, longer each time and
+with jitter, until the caller's deadline. Failures are told apart by etcd's (gRPC) status codes.
 
-A request that is sent again may have taken effect although no answer came. Whoever writes
-must be able to tell (see `etcd.EtcdEngine.commit`).
+A request that is sent again may have taken effect although no answer came. The caller of a write
+must be able to tell (see `EtcdEngine.commit`).
 """
 
 import os
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import pause
 from rallypoint.engines.url import EngineAddress
 from rallypoint.errors import (
     AuthenticationError,
@@ -36,10 +36,9 @@ except ImportError as error:
         f"pip install 'rallypoint[etcd]' ({error})"
     ) from error
 
-REQUEST_SECONDS = 5.0  # of one try; etcd gives up on its own requests after about 7
+REQUEST_SECONDS = 5.0  # for one try; etcd's own limit is about 7
 CONNECT_SECONDS = 2.0
-_PAUSE_FIRST_SECONDS, _PAUSE_MOST_SECONDS = 0.02, 1.0
-_IDLE_CONNECTIONS = 8  # kept for each member; more are made while more are needed
+_IDLE_CONNECTIONS = 8  # kept for each member; more are opened on demand
 
 # Status codes of gRPC
 INVALID, NOT_FOUND, DENIED, EXHAUSTED = 3, 5, 7, 8
@@ -50,7 +49,7 @@ _T = TypeVar("_T")
 
 
 class GatewayError(StoreError):
-    """A request that etcd refused; `code` is its status."""
+    """A request that etcd refused; `code` is the gRPC status."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -75,8 +74,8 @@ class _Alarms(msgspec.Struct):
     alarms: list[_Alarm] = []
 
 
-class _Away(Exception):
-    """This member did not answer as it should; another one may."""
+class _UnavailableError(Exception):
+    """This member cannot answer; another one may."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -86,7 +85,7 @@ class Gateway:
     """A client of a cluster. Thread-safe; a forked child gets connections of its own.
 
     Args:
-        address: the cluster's members and how to prove oneself to them.
+        address: the members of the cluster and the credentials.
     """
 
     def __init__(self, address: EngineAddress) -> None:
@@ -110,22 +109,22 @@ class Gateway:
     def call(self, path: str, body: Any, kind: type[_T], deadline: Deadline) -> _T:
         """Send a request and return its answer as `kind`.
 
-        Raises StoreConnectionError when no member answered until the deadline (the first
-        try is always made), AuthenticationError, StoreLimitError, GatewayError.
+        Raises StoreConnectionError if no member answers until the deadline (there is always
+        one try), AuthenticationError, StoreLimitError, GatewayError.
         """
         data, failures, last = _encode(body), 0, ""
         while True:
             at = self._at
             try:
                 return self._attempt(at, path, data, kind)
-            except _Away as away:
+            except _UnavailableError as away:
                 last = f"{self._label(at)}: {away}"
             failures += 1
             self._move_on(at)
             if deadline.expired():
                 raise self._unreachable(deadline, failures, last)
             if failures % len(self.address.hosts) == 0:
-                _pause(failures // len(self.address.hosts), deadline)
+                pause(failures // len(self.address.hosts), deadline)
 
     def _attempt(self, at: int, path: str, data: bytes, kind: type[_T]) -> _T:
         token = self._authenticated(at)
@@ -133,7 +132,7 @@ class Gateway:
             return self._post(at, path, data, kind, token)
         except GatewayError as error:
             if error.code == UNAUTHENTICATED and token:
-                self._token = ""  # tokens run out; a second one must do
+                self._token = ""  # the token has expired
                 return self._post(at, path, data, kind, self._authenticated(at))
             if error.code == EXHAUSTED:
                 raise self._full(at, token, error) from error
@@ -142,9 +141,12 @@ class Gateway:
     def _post(self, at: int, path: str, data: bytes, kind: type[_T], token: str) -> _T:
         with _failures():
             answer = self._pool(at).request(
-                "POST", f"/v3{path}", body=data, headers=_headers(token),
+                "POST",
+                f"/v3{path}",
+                body=data,
+                headers=_headers(token),
                 timeout=self._timeout,
-            )  # fmt: skip
+            )
             status, content = answer.status, answer.data
         if status == 200:
             return _decoded(content, kind)
@@ -154,10 +156,10 @@ class Gateway:
         try:
             refusal = msgspec.json.decode(content, type=_Refusal)
         except msgspec.DecodeError:
-            return _Away(f"answered HTTP {status}, which is not etcd's")
+            return _UnavailableError(f"answered HTTP {status}, not an answer of etcd")
         text = refusal.message or refusal.error
         if refusal.code in _TRY_ANOTHER:
-            return _Away(text)
+            return _UnavailableError(text)
         where = f"etcd at {self._label(at)}: {text}"
         if refusal.code == DENIED:
             return AuthenticationError(f"{where} (user {self.address.user!r})")
@@ -168,7 +170,7 @@ class Gateway:
         return GatewayError(refusal.code, where)
 
     def _asks_for_user(self, at: int) -> bool:
-        """Return whether authentication is on: without it nobody can be refused by name."""
+        """Return whether authentication is on; without it etcd refuses no user."""
         data = _encode({"name": self.address.user, "password": ""})
         with _failures():
             answer = self._pool(at).request(
@@ -180,10 +182,10 @@ class Gateway:
             return False
 
     def _full(self, at: int, token: str, error: GatewayError) -> Exception:
-        """Tell a full database, which lasts, from too many requests, which pass."""
+        """Tell a full database (permanent) from too many requests (temporary)."""
         try:
             alarms = self._post(at, "/maintenance/alarm", b"{}", _Alarms, token).alarms
-        except StoreError:  # who may not ask for alarms is told of the likelier reason
+        except StoreError:  # no permission to read alarms: assume the likelier reason
             alarms = [_Alarm(_NO_SPACE)]
         if any(each.alarm == _NO_SPACE for each in alarms):
             return StoreLimitError(
@@ -191,7 +193,7 @@ class Gateway:
                 "it (etcdctl compaction, defrag) or raise --quota-backend-bytes, then "
                 "`etcdctl alarm disarm`"
             )
-        return _Away(str(error))
+        return _UnavailableError(str(error))
 
     def _authenticated(self, at: int) -> str:
         address = self.address
@@ -201,7 +203,7 @@ class Gateway:
         try:
             self._token = self._post(at, "/auth/authenticate", data, _Token, "").token
         except GatewayError as error:
-            if error.code == PRECONDITION:  # authentication is off: whoever comes may enter
+            if error.code == PRECONDITION:  # authentication is off
                 return ""
             raise AuthenticationError(
                 f"{error} (user {address.user!r}; password from the URL, "
@@ -213,12 +215,10 @@ class Gateway:
 
     @contextmanager
     def watch(self, key: bytes, deadline: Deadline) -> Iterator["Watch"]:
-        """Watch a key: whatever happens to it from here on is seen by the `Watch`.
+        """Watch a key from now on; raises the errors of `call`.
 
-        A member that loses its leader ends the watch (the header asks for that), so that
-        nobody waits at a member that is cut off.
-
-        Raises as `call` does.
+        A member without a leader ends the watch (the header requests that), so that no caller
+        waits at a disconnected member.
         """
         self.call("/kv/range", {"key": key, "count_only": True}, _Token, deadline)
         at = self._at
@@ -227,10 +227,14 @@ class Gateway:
         try:
             with _failures():
                 answer = self._pool(at).urlopen(
-                    "POST", "/v3/watch", body=body, headers=headers, preload_content=False,
+                    "POST",
+                    "/v3/watch",
+                    body=body,
+                    headers=headers,
+                    preload_content=False,
                     timeout=self._timeout,
-                )  # fmt: skip
-        except _Away as away:
+                )
+        except _UnavailableError as away:
             self._move_on(at)
             raise StoreConnectionError(f"etcd at {self._label(at)}: {away}") from away
         try:
@@ -238,10 +242,10 @@ class Gateway:
                 refused = self._refused(at, answer.status, answer.read())
                 raise StoreConnectionError(f"watching: {refused}") from refused
             watch = Watch(answer)
-            watch.next(self._seconds)  # "created": from now on nothing is missed
+            watch.next(self._seconds)  # "created": from now on it sees every change
             yield watch
         finally:
-            answer.close()  # the stream goes on for ever, so its connection ends with it
+            answer.close()  # the stream has no end, so close its connection
 
     # -- members --------------------------------------------------------------------------
 
@@ -282,7 +286,7 @@ class Watch:
         self._answer = answer
 
     def next(self, seconds: float) -> bool:
-        """Wait for something to happen; False after `seconds`, True also if the stream ends."""
+        """Wait for a change; False after `seconds`, True also at the end of the stream."""
         connection = self._answer.connection
         if connection is None or connection.sock is None:
             return True
@@ -292,7 +296,7 @@ class Watch:
         except urllib3.exceptions.ReadTimeoutError:
             return False
         except (HTTPError, OSError, ValueError):
-            return True  # whoever waits looks for himself
+            return True  # the caller reads the key again
         return True
 
 
@@ -302,10 +306,10 @@ def _headers(token: str) -> dict[str, str]:
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:
     try:
-        # The gateway writes 64-bit numbers as text, and bytes as base64.
+        # The gateway sends 64-bit numbers as text and bytes as base64.
         return msgspec.json.decode(content, type=kind, strict=False)
     except msgspec.DecodeError as error:
-        raise _Away(f"answered what is not etcd's: {error}") from error
+        raise _UnavailableError(f"not an answer of etcd: {error}") from error
 
 
 @contextmanager
@@ -313,10 +317,4 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError) as error:
-        raise _Away(f"{type(error).__name__}: {error}") from error
-
-
-def _pause(rounds: int, deadline: Deadline) -> None:
-    most = min(_PAUSE_MOST_SECONDS, _PAUSE_FIRST_SECONDS * 2 ** min(rounds, 10))
-    pause = random.uniform(most / 2, most)  # noqa: S311 - jitter
-    threading.Event().wait(deadline.capped(pause))
+        raise _UnavailableError(f"{type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""What etcd's JSON gateway is sent and answers, as far as Rallypoint uses it. PURE.
+"""The requests and answers of etcd's JSON gateway that Rallypoint uses. PURE.
 
-Requests are plain dictionaries (bytes become base64 when they are encoded); answers are
-decoded into the classes here. Field names are etcd's own (`etcd/api/etcdserverpb/rpc.proto`).
+Requests are plain dictionaries (bytes become base64 when they are encoded); answers are decoded
+into the classes here. Field names are etcd's own (`etcd/api/etcdserverpb/rpc.proto`).
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ Op = dict[str, Any]
 
 
 class Header(msgspec.Struct):
-    """Of every answer: the revision of the whole key space."""
+    """Part of every answer: the revision of the whole key space."""
 
     revision: int = 0
 
 
 class KeyValue(msgspec.Struct):
-    """One entry as etcd has it."""
+    """One entry of etcd."""
 
     key: bytes
     value: bytes = b""
@@ -33,13 +33,13 @@ class Range(msgspec.Struct):
 
 
 class OpAnswer(msgspec.Struct):
-    """What one operation of a transaction brought; writes bring nothing."""
+    """The result of one operation of a transaction; empty for a write."""
 
     response_range: Range | None = None
 
 
 class Txn(msgspec.Struct):
-    """What came of a transaction."""
+    """The result of a transaction."""
 
     header: Header
     succeeded: bool = False
@@ -52,7 +52,7 @@ class Txn(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """How a member is; leader 0: it knows of none."""
+    """The state of a member; leader 0: it knows none."""
 
     version: str = "?"
     size: int = msgspec.field(name="dbSize", default=0)
@@ -61,7 +61,7 @@ class Status(msgspec.Struct):
 
 
 class Lease(msgspec.Struct):
-    """A lease as granted, or kept alive; TTL 0: there is no such lease."""
+    """A lease, granted or kept alive; TTL 0 (seconds): no such lease."""
 
     ID: int = 0
     TTL: int = 0
@@ -74,11 +74,11 @@ class KeptAlive(msgspec.Struct):
 
 
 class Nothing(msgspec.Struct):
-    """An answer nobody looks into."""
+    """An answer that is not read."""
 
 
 def unchanged(key: bytes, revision: int) -> Op:
-    """Return the condition that a key's revision is still this one (0: there is no key)."""
+    """Return the condition that a key has this revision (0: it does not exist)."""
     return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
@@ -86,17 +86,24 @@ def all_older(key: bytes, end: bytes, revision: int) -> Op:
     """Return the condition that no key of a range was written after a revision."""
     most = str(revision + 1)
     return {
-        "key": key, "range_end": end, "target": "MOD", "result": "LESS", "mod_revision": most,
-    }  # fmt: skip
+        "key": key,
+        "range_end": end,
+        "target": "MOD",
+        "result": "LESS",
+        "mod_revision": most,
+    }
 
 
 def get(key: bytes, end: bytes = b"", revision: int = 0, keys_only: bool = False) -> Op:
     """Return the operation that reads a key, or all from it up to `end`, in order."""
     return {
         "request_range": {
-            "key": key, "range_end": end, "revision": str(revision), "keys_only": keys_only,
+            "key": key,
+            "range_end": end,
+            "revision": str(revision),
+            "keys_only": keys_only,
         }
-    }  # fmt: skip
+    }
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Op:
@@ -105,7 +112,7 @@ def put(key: bytes, value: bytes, lease: int = 0) -> Op:
 
 
 def keep(key: bytes) -> Op:
-    """Return the operation that takes a key from its lease and leaves its value."""
+    """Return the operation that removes a key from its lease and keeps its value."""
     return {"request_put": {"key": key, "ignore_value": True}}
 
 
@@ -115,7 +122,7 @@ def delete(key: bytes, end: bytes = b"") -> Op:
 
 
 def grouped(ops: list[Op], most: int) -> list[Op]:
-    """Return operations as at most `most` ones, each a transaction without conditions."""
+    """Return operations as at most `most` nested transactions without conditions."""
     if len(ops) <= most:
         return ops
     size = -(-len(ops) // most)

@@ -1,9 +1,9 @@
-"""Values as etcd holds them: whole, or a pointer to parts.
+"""Values in etcd: whole, or a pointer to chunks.
 
-etcd takes requests of 1.5 MiB by default (--max-request-bytes). A value that does not fit is
-written in parts beforehand, under a fresh name and a lease; the commit then writes a pointer
-to them and takes them from the lease, in one step. A client that dies in between leaves
-parts that go away with the lease. The commit that replaces a pointer deletes its parts.
+By default etcd takes requests of 1.5 MiB (--max-request-bytes). A value that does not fit is
+written in chunks beforehand, under a new name and a lease; the commit then writes a pointer to
+them and removes them from the lease, in one step. The chunks of a client that dies in between
+expire with the lease. The commit that replaces a pointer deletes its chunks.
 """
 
 import uuid
@@ -15,22 +15,22 @@ from rallypoint.engines.etcd import messages as m
 from rallypoint.engines.etcd.gateway import Gateway
 from rallypoint.errors import StoreValueError
 
-PART_BYTES = 1 << 20
-INLINE_BYTES = 768 << 10  # of all values of one request; the rest is for keys and conditions
+CHUNK_BYTES = 1 << 20
+INLINE_BYTES = 768 << 10  # of all values of a request; the rest is for keys and conditions
 UPLOAD_SECONDS = 300
 _WHOLE, _PARTS = b"\0", b"\1"
-_OUTLINE = 4096  # smaller values are never taken apart
+_OUTLINE = 4096  # smaller values are never split
 
 
 @dataclass
 class Upload:
-    """What a commit has to write instead of its values.
+    """What a commit writes instead of its values.
 
     Args:
-        values: by key what etcd gets.
-        names: by key the name of its parts.
-        ops: take the parts from their lease.
-        lease: of the parts, 0 if there are none.
+        values: by key what is stored in etcd.
+        names: by key the name of its chunks.
+        ops: remove the chunks from their lease.
+        lease: of the chunks, 0 without chunks.
     """
 
     values: dict[str, bytes]
@@ -39,12 +39,12 @@ class Upload:
     lease: int = 0
 
 
-class Parts:
-    """Takes values apart and puts them together.
+class ValueChunks:
+    """Splits large values into chunks and joins them again.
 
     Args:
-        gateway: to the cluster.
-        base: what the names of all parts begin with.
+        gateway: of the cluster.
+        base: prefix of the keys of all chunks.
     """
 
     def __init__(self, gateway: Gateway, base: bytes) -> None:
@@ -52,7 +52,7 @@ class Parts:
         self._base = base
 
     def upload(self, changes: Mapping[str, bytes | None], deadline: Deadline) -> Upload:
-        """Write ahead what is too large for one request."""
+        """Write the chunks of values that are too large for one request."""
         values = {key: value for key, value in changes.items() if value is not None}
         upload = Upload({key: _WHOLE + value for key, value in values.items()})
         total = sum(map(len, values.values()))
@@ -60,35 +60,35 @@ class Parts:
             if total <= INLINE_BYTES or len(values[key]) < _OUTLINE:
                 break
             total -= len(values[key])
-            self._take_apart(key, values[key], upload, deadline)
+            self._split(key, values[key], upload, deadline)
         return upload
 
-    def _take_apart(self, key: str, value: bytes, upload: Upload, deadline: Deadline) -> None:
+    def _split(self, key: str, value: bytes, upload: Upload, deadline: Deadline) -> None:
         if not upload.lease:
             body = {"TTL": UPLOAD_SECONDS}
             upload.lease = self._gateway.call("/lease/grant", body, m.Lease, deadline).ID
         name = upload.names[key] = uuid.uuid4().hex
-        for number, at in enumerate(range(0, len(value), PART_BYTES)):
+        for number, at in enumerate(range(0, len(value), CHUNK_BYTES)):
             part = self._key(name) + b"%06d" % number
-            body = m.put(part, value[at : at + PART_BYTES], upload.lease)["request_put"]
+            body = m.put(part, value[at : at + CHUNK_BYTES], upload.lease)["request_put"]
             self._gateway.call("/kv/put", body, m.Nothing, deadline)
             upload.ops.append(m.keep(part))
         upload.values[key] = _PARTS + name.encode()
 
     def abandon(self, upload: Upload, deadline: Deadline) -> None:
-        """Delete the parts of a commit that was refused."""
+        """Delete the chunks of a commit that was refused."""
         if upload.lease:
             self._gateway.call("/lease/revoke", {"ID": str(upload.lease)}, m.Nothing, deadline)
 
     def drop(self, name: str) -> m.Op:
-        """Return the operation that deletes the parts of that name."""
+        """Return the operation that deletes the chunks of that name."""
         key = self._key(name)
         return m.delete(key, m.end_of(key))
 
     def name_in(self, raw: bytes, key: bytes) -> str:
-        """Return the name of the parts that a value stored under `key` points to, "" if whole.
+        """Return the name of the chunks that a stored value points to, "" if it is whole.
 
-        Raises StoreValueError for one that another program has written.
+        Raises StoreValueError for a value that another program has written.
         """
         if raw[:1] not in (_WHOLE, _PARTS):
             raise StoreValueError(
@@ -99,7 +99,7 @@ class Parts:
         return raw[1:].decode() if raw[:1] == _PARTS else ""
 
     def fetch(self, key: bytes, found: m.KeyValue, deadline: Deadline) -> bytes | None:
-        """Return the value of a pointer, None if it was replaced since it was read."""
+        """Return the value of a pointer, None if that was replaced since it was read."""
         base = self._key(self.name_in(found.value, key))
         body = {
             "compare": [m.unchanged(key, found.mod_revision)],

@@ -1,17 +1,17 @@
-"""Speaking to Redis or Valkey: one client, its errors told apart, tries until a deadline.
+"""The client of a Redis or Valkey server: error mapping, and retries until a deadline.
 
-redis-py's own retries are off: it would send a script again without a limit that our
-callers have set. Errors are told apart by type.
+redis-py's own retries are off: they would send a script again without our callers' limits. Errors
+are told apart by type.
 """
 
 import logging
 import os
-import random
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rallypoint.deadline import Deadline
+from rallypoint.engines.contract import pause
 from rallypoint.engines.url import EngineAddress
 from rallypoint.errors import (
     AuthenticationError,
@@ -23,7 +23,7 @@ from rallypoint.errors import (
 
 try:
     import redis
-    from redis import exceptions
+    from redis import exceptions as exceptions
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 except ImportError as error:
@@ -35,7 +35,6 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 REQUEST_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
-_PAUSE_FIRST_SECONDS, _PAUSE_MOST_SECONDS = 0.02, 1.0
 _T = TypeVar("_T")
 
 NOTE = (
@@ -51,7 +50,7 @@ FORGETS = (
 _NOTED: set[tuple[tuple[str, int], ...]] = set()
 _NOTED_LOCK = threading.Lock()
 
-# A server that is loading, that has become a replica, or whose script was cut off by others.
+# The server is loading, has become a replica, or has interrupted the script.
 _PASSING = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
@@ -65,7 +64,7 @@ class RedisClient:
     """A client of one server. Thread-safe.
 
     Args:
-        address: the server, and how to prove oneself to it.
+        address: the server and the credentials.
     """
 
     def __init__(self, address: EngineAddress) -> None:
@@ -78,9 +77,9 @@ class RedisClient:
         self.client = _client(address)
 
     def call(self, function: Callable[["redis.Redis"], _T], deadline: Deadline) -> _T:
-        """Carry out a function of the client, again and again while the server is away.
+        """Call a function with the client; retry while the server cannot be reached.
 
-        Raises StoreConnectionError after the deadline (the first try is always made),
+        Raises StoreConnectionError after the deadline (there is always one try),
         AuthenticationError, StoreLimitError, StoreError.
         """
         failures = 0
@@ -96,7 +95,7 @@ class RedisClient:
                         f"{self.address} cannot be reached: {failures} tries in "
                         f"{deadline.elapsed():.1f} s; the last one: {error}"
                     ) from error
-            _pause(failures, deadline)
+            pause(failures, deadline)
 
     def _mapped(self, error: exceptions.RedisError) -> StoreError:
         user = self.address.user
@@ -113,9 +112,9 @@ class RedisClient:
         return StoreError(f"{self.address}: {error}")
 
     def note(self) -> None:
-        """Say in the log, once a server and process, what Redis does not promise."""
+        """Warn once for each server and process of what Redis does not guarantee."""
         if os.environ.get("RALLYPOINT_STORE"):
-            return  # a worker: the agent that started it has said so
+            return  # a worker: its agent has warned
         where = str(self.address)
         with _NOTED_LOCK:
             if self.address.hosts in _NOTED:
@@ -134,11 +133,12 @@ class RedisClient:
             _log.warning(
                 "%s: maxmemory-policy is %s: when memory runs out, it deletes keys of running "
                 "jobs; set it to noeviction",
-                where, policy,
-            )  # fmt: skip
+                where,
+                policy,
+            )
 
     def close(self) -> None:
-        """Close what is not in use; a connection closed under a reader breaks its thread."""
+        """Close the idle connections; closing one under a reader would break its thread."""
         self.client.connection_pool.disconnect(inuse_connections=False)
 
 
@@ -150,29 +150,26 @@ def _client(address: EngineAddress) -> "redis.Redis":
         raise ParameterError(f"{address}: db={options['db']!r}: allowed is a number") from error
     extra: dict[str, Any] = {}
     if address.tls:
-        address.ssl_context()  # says what is wrong with the files, in our words
+        address.ssl_context()  # raises our error for unusable files
         names = (("ca", "ssl_ca_certs"), ("cert", "ssl_certfile"), ("key", "ssl_keyfile"))
         extra = {theirs: options[ours] for ours, theirs in names if ours in options}
     timeout = address.seconds("timeout", REQUEST_SECONDS)
     return redis.Redis(
-        host=host, port=port, db=db, ssl=address.tls,
-        username=address.user or None, password=address.password or None,
-        socket_timeout=timeout, socket_connect_timeout=min(CONNECT_SECONDS, timeout),
+        host=host,
+        port=port,
+        db=db,
+        ssl=address.tls,
+        username=address.user or None,
+        password=address.password or None,
+        socket_timeout=timeout,
+        socket_connect_timeout=min(CONNECT_SECONDS, timeout),
         retry=Retry(NoBackoff(), 0),
-        client_name="rallypoint", **extra,
-    )  # fmt: skip
+        client_name="rallypoint",
+        **extra,
+    )
 
 
 def _may_pass(error: exceptions.RedisError) -> bool:
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         return False  # redis-py counts these as connection errors
     return isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, *_PASSING))
-
-
-def _pause(failures: int, deadline: Deadline) -> None:
-    most = min(_PAUSE_MOST_SECONDS, _PAUSE_FIRST_SECONDS * 2 ** min(failures, 10))
-    pause = random.uniform(most / 2, most)  # noqa: S311 - jitter
-    threading.Event().wait(deadline.capped(pause))
-
-
-__all__ = ["NOTE", "RedisClient", "exceptions"]

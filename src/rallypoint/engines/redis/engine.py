@@ -1,13 +1,13 @@
 """Redis or Valkey as an engine, and the store on it.
 
-A commit is one script (redis_script.py), and the server runs scripts one at a time; so one
-server is as good a judge as any. Several are not: a replica that takes over may lack writes
-that were acknowledged (redis_link.NOTE, docs/engines.md).
+A commit is one script (scripts.py), and the server runs one script at a time, so a single server
+decides correctly. Several do not: a replica that takes over may lack acknowledged writes
+(client.NOTE, docs/engines.md).
 
-Waking. The script publishes the new version on a channel that has the key's own name. Who
-waits subscribes first and reads then, so nothing falls between; and looks again at times,
-because a message that is published while a connection breaks comes to nobody. An entry that
-expires is announced by nobody: who waits for it asks how long it has to live.
+Waking. The script publishes the new version on a channel with the key's name. A waiting call
+subscribes first and reads then, so it misses nothing; and it looks again from time to time,
+because a message published while a connection breaks is lost. Redis announces no expiry here:
+the call asks how long the entry has to live.
 """
 
 import math
@@ -71,11 +71,9 @@ class RedisEngine(Engine):
         return f"RedisEngine({self.where!r})"
 
     def clone(self) -> "RedisEngine":
-        """Return an independent client of the same data."""
         return RedisEngine(self.address)
 
     def about(self, deadline: Deadline) -> str:
-        """Return the server's version and role, and whether its data outlives a restart."""
         info: Any = self._redis.call(lambda client: client.info(), deadline)
         name = "valkey" if "valkey_version" in info else "redis"
         kept = "" if info.get("aof_enabled") else ", no append-only file: a restart forgets runs"
@@ -83,7 +81,6 @@ class RedisEngine(Engine):
         return f"{name} {version}, {info.get('role', '?')}{kept}"
 
     def close(self) -> None:
-        """Release the connections."""
         self._redis.close()
 
     def _key(self, key: str) -> str:
@@ -92,7 +89,6 @@ class RedisEngine(Engine):
     # -- reading --------------------------------------------------------------------------
 
     def read(self, keys: Sequence[str], deadline: Deadline) -> Entries:
-        """Return the entries of those keys that exist."""
         if not keys:
             return {}
 
@@ -115,7 +111,7 @@ class RedisEngine(Engine):
     def scan(self, prefix: str, deadline: Deadline) -> list[str]:
         """Return the keys that begin with `prefix`, sorted; none that expire."""
         low = b"[" + prefix.encode()
-        high = b"[" + prefix.encode() + b"\xff"  # no UTF-8 text has this byte
+        high = b"[" + prefix.encode() + b"\xff"  # this byte is not in UTF-8 text
         index = f"{self._tag}:index"
         found: Any = self._redis.call(lambda client: client.zrangebylex(index, low, high), deadline)
         return sorted(name.decode() for name in found)
@@ -129,7 +125,6 @@ class RedisEngine(Engine):
         deadline: Deadline,
         expire: Mapping[str, float] | None = None,
     ) -> Commit:
-        """Write if every expected key is still as it was seen; all or nothing."""
         check_commit(expected, changes)
         arguments: list[Any] = [uuid.uuid4().bytes, RECEIPT_SECONDS]
         for key, seen in expected.items():
@@ -151,7 +146,7 @@ class RedisEngine(Engine):
 
     @contextmanager
     def _receipt(self) -> Iterator[str]:
-        """Lend the key of a receipt; each is used by one commit at a time."""
+        """Reserve the key of a receipt for one commit."""
         with self._lock:
             if not self._receipts:
                 self._receipt_count += 1
@@ -159,11 +154,10 @@ class RedisEngine(Engine):
                 self._receipts.append(f"{self._tag}:{name}")
             key = self._receipts.pop()
         yield key
-        with self._lock:  # not after a failure: what was sent may still arrive
+        with self._lock:  # not after a failure: the request may still arrive
             self._receipts.append(key)
 
     def renew(self, key: str, seen: Entry, seconds: float, deadline: Deadline) -> bool:
-        """Let an expiring entry live for `seconds` from now; its version stays."""
         arguments = [seen.version, math.ceil(seconds * 1000)]
         return bool(
             self._redis.call(
@@ -174,14 +168,13 @@ class RedisEngine(Engine):
     # -- waiting --------------------------------------------------------------------------
 
     def wait(self, key: str, seen: Entry | None, deadline: Deadline) -> bool:
-        """Wait until the key's version is not what was seen (see the contract)."""
         while True:
             try:
                 if self._listen(key, seen, deadline):
                     return True
             except exceptions.RedisError:
                 threading.Event().wait(deadline.capped(_AGAIN_SECONDS))
-                self.read([key], deadline)  # tells what is wrong, and whether it passes
+                self.read([key], deadline)  # raises if the error is permanent
             if deadline.expired():
                 return False
 
@@ -197,7 +190,7 @@ class RedisEngine(Engine):
                     return False
                 if message is not None and message["type"] == "message":
                     return True
-                if message is not None:  # subscribed, for the first time or again
+                if message is not None:  # subscribed, or subscribed again
                     found = self.read([key], deadline).get(key)
                     if version_of(found) != version_of(seen):
                         return True
@@ -229,7 +222,7 @@ class RedisStore(EngineStore):
 
     Args:
         url: see `RedisEngine`.
-        timeout: limit of calls that name none, in seconds or a timedelta.
+        timeout: limit of calls without a timeout, in seconds or a timedelta.
     """
 
     def __init__(self, url: str, timeout: float | timedelta = DEFAULT_TIMEOUT_SECONDS) -> None:

@@ -1,12 +1,12 @@
-"""What Redis is told to do in one step: the scripts of the engine. PURE.
+"""The scripts of the Redis engine, each carried out by the server in one step. PURE.
 
-A script runs alone in the server, so it reads, decides and writes without anybody between.
-Keys of a script are given in KEYS, as a cluster would want it; all of an engine's share one
-hash tag, so they are on one shard.
+The server runs one script at a time, so a script reads, decides and writes without interference.
+The keys of a script are in KEYS, as a cluster requires; all keys of an engine share one hash
+tag, so they are on one shard.
 
-An entry is a hash: `v` the version, `d` the bytes. Versions are microseconds of the server's
-clock, or one more than the last if that is more: a server that takes over after a failure
-may have missed the last writes, and a mere counter would give their numbers again.
+An entry is a hash: `v` the version, `d` the bytes. A version is the server's clock in
+microseconds, or the last version plus one if that is larger: a server that takes over after a
+failure may lack the last writes, and a plain counter would use their numbers again.
 """
 
 COMMIT = """
