@@ -1,14 +1,15 @@
 import signal
 
-from rallypoint.agent.config import AgentConfig, SignalPlan
+from rallypoint.agent.config import AgentConfig, SignalPlan, Supervision
 from rallypoint.agent.output import OutputPlan
 from rallypoint.agent.workers.environment import WorkerContext
 
 
 def test_optional_features_are_off_by_default() -> None:
     config = AgentConfig(("true",), WorkerContext("run", 1), OutputPlan(), "node", {})
-    assert config.signals == SignalPlan()
-    assert (config.health_check, config.hang_seconds, config.health) == ("", 0.0, None)
+    assert config.supervision == Supervision(signals=SignalPlan())
+    watch = config.supervision
+    assert (watch.health_check, watch.hang_seconds, watch.health) == ("", 0.0, None)
 
 
 def test_signal_names_are_those_of_the_signal_module() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from rallypoint.agent.config import AgentConfig, SignalPlan
+from rallypoint.agent.config import AgentConfig, SignalPlan, Supervision
 from rallypoint.agent.join import progress
 from rallypoint.agent.join.handlers import AgentHandler, SealedRound
 from rallypoint.agent.loop import Agent
@@ -406,7 +406,7 @@ def test_unusable_events_file_is_a_usage_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = FakeHandler(sealed(1))
-    assert agent(handler, "", events_file=str(tmp_path)).run() == 2
+    assert agent(handler, "", supervision=Supervision(events_file=str(tmp_path))).run() == 2
     assert "--events" in capfd.readouterr().err
     assert handler.log == ["unwatch", "leave: its agent ends"]
 
@@ -434,7 +434,7 @@ def test_signals_follow_the_signal_plan(tmp_path: Path) -> None:
 
     asker = threading.Thread(target=ask)
     asker.start()
-    assert agent(handler, script, signals=plan).run() in (128 + 12, 143)
+    assert agent(handler, script, supervision=Supervision(signals=plan)).run() in (128 + 12, 143)
     asker.join(LIMIT_SECONDS)
     assert heard.exists()
     assert any(line.startswith("notice: received SIGUSR2") for line in handler.log)

@@ -222,11 +222,11 @@ def test_supervision_options() -> None:
         events="e.jsonl", health_port="8080", log_format="json", log_max_bytes=5, log_keep=1,
         log_dir=Path("logs"),
     )  # fmt: skip
-    care, output = plan.care, plan.output
-    assert (care.signals.forwarded, care.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
-    assert (care.health_check, care.health_check_seconds, care.hang_seconds) == ("true", 60, 9)
+    watch, output = plan.supervision, plan.output
+    assert (watch.signals.forwarded, watch.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
+    assert (watch.health_check, watch.health_check_seconds, watch.hang_seconds) == ("true", 60, 9)
     health = ("127.0.0.1", 8080)
-    assert (care.events_file, care.health) == ("e.jsonl", health)
+    assert (watch.events_file, watch.health) == ("e.jsonl", health)
     assert (output.as_json, output.max_bytes, output.keep) == (True, 5, 1)
     assert output.node
 

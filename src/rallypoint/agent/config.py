@@ -23,6 +23,26 @@ class SignalPlan(msgspec.Struct, frozen=True):
     preempt: str = ""
 
 
+class Supervision(msgspec.Struct, frozen=True):
+    """How an agent watches its node and workers, and reports about them.
+
+    Args:
+        signals: those that do not end the agent.
+        health_check: shell command that must succeed before each join, "" for none.
+        health_check_seconds: limit for that command.
+        hang_seconds: after which a worker without progress counts as hung; 0 for never.
+        events_file: JSON Lines file that the event log is appended to, "" for none.
+        health: host and port of the HTTP health server, None for none.
+    """
+
+    signals: SignalPlan = SignalPlan()
+    health_check: str = ""
+    health_check_seconds: float = 60.0
+    hang_seconds: float = 0.0
+    events_file: str = ""
+    health: Endpoint | None = None
+
+
 class AgentConfig(msgspec.Struct, frozen=True):
     """What an agent runs, and how.
 
@@ -41,14 +61,9 @@ class AgentConfig(msgspec.Struct, frozen=True):
         examine: returns what keeps the nodes apart when a join takes long (`join.progress`).
         worker_token: makes the workers' token each time they start, since the nodes' token may
             be rotated; None: the token of `context`.
-        signals: those that do not end the agent.
+        supervision: how it watches its node and workers.
         join_seconds: after which a join times out; for the progress that is shown.
         close_seconds: limit for a failure report and for the finish.
-        health_check: shell command that must succeed before each join, "" for none.
-        health_check_seconds: limit for that command.
-        hang_seconds: after which a worker without progress counts as hung; 0 for never.
-        events_file: JSON Lines file that the event log is appended to, "" for none.
-        health: host and port of the HTTP health server, None for none.
         alone: whether this is the run's only node, so that a server that is gone stays gone.
     """
 
@@ -63,12 +78,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     worker_store: Callable[[], Store] | None = None
     examine: Callable[[], str] | None = None
     worker_token: Callable[[], str] | None = None
-    signals: SignalPlan = SignalPlan()
+    supervision: Supervision = Supervision()
     join_seconds: float = 600.0
     close_seconds: float = 30.0
-    health_check: str = ""
-    health_check_seconds: float = 60.0
-    hang_seconds: float = 0.0
-    events_file: str = ""
-    health: Endpoint | None = None
     alone: bool = False

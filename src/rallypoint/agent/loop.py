@@ -55,12 +55,12 @@ class Agent:
 
     def run(self) -> int:
         """Take part until the run ends or this node leaves; return the exit code."""
-        config, put = self._config, self._inbox.put
+        config, watch, put = self._config, self._config.supervision, self._inbox.put
         unwatch = self._handler.on_change(put)
         try:
             with (
-                EventLog(config.events_file, config.context.run_id, config.node) as self._event_log,
-                HealthServer(config.health) as self._health,
+                EventLog(watch.events_file, config.context.run_id, config.node) as self._event_log,
+                HealthServer(watch.health) as self._health,
                 WorkerGroup(config, put) as self._workers,
                 SaveRequests(
                     config.worker_store, put, self._send_admit_signal
@@ -83,12 +83,12 @@ class Agent:
             self._departures.leave("its agent ends")
 
     def _make_joiner(self) -> Joiner:
-        config = self._config
+        config, watch = self._config, self._config.supervision
         health_check = None
-        if config.health_check:
+        if watch.health_check:
             health_check = HealthCheck(
-                config.health_check,
-                config.health_check_seconds,
+                watch.health_check,
+                watch.health_check_seconds,
                 config.base_env,
                 self._workers.reaper.watch,
                 self._workers.reaper.forget,
@@ -104,12 +104,12 @@ class Agent:
     # -- signals ----------------------------------------------------------------------
 
     def _signals(self) -> tuple[signal.Signals, ...]:
-        plan = self._config.signals
+        plan = self._config.supervision.signals
         more = [*plan.forwarded, *([plan.preempt] if plan.preempt else [])]
         return tuple(dict.fromkeys((*SIGNALS, *(signal.Signals[name] for name in more))))
 
     def _signalled(self, number: signal.Signals) -> None:
-        plan = self._config.signals
+        plan = self._config.supervision.signals
         if number.name in plan.forwarded:
             self._inbox.put(events.SignalToForward(number.name, number))
         elif number.name == plan.preempt:

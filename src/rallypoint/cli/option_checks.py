@@ -7,9 +7,7 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
-from rallypoint.agent.config import SignalPlan
+from rallypoint.agent.config import SignalPlan, Supervision
 from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.core.state import Newcomers
 from rallypoint.errors import ParameterError
@@ -41,20 +39,9 @@ _NEVER_PREEMPTS = ("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGINT")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
-class Care(msgspec.Struct, frozen=True):
-    """How an agent watches and reports its workers (see `AgentConfig`)."""
-
-    signals: SignalPlan = SignalPlan()
-    health_check: str = ""
-    health_check_seconds: float = 60.0
-    hang_seconds: float = 0.0
-    events_file: str = ""
-    health: Endpoint | None = None
-
-
-def care_of(options: Mapping[str, Any]) -> Care:
-    """Return the options of this kind. Raises ParameterError."""
-    return Care(
+def supervision(options: Mapping[str, Any]) -> Supervision:
+    """Return how the agent watches its node and workers. Raises ParameterError."""
+    return Supervision(
         signals=signal_plan(options),
         health_check=options["health_check"],
         health_check_seconds=options["health_check_timeout"],

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from rallypoint.agent.config import Supervision
 from rallypoint.agent.output import STDERR, STDOUT, OutputPlan, parse_choice
 from rallypoint.agent.policy.membership_change import MembershipRules
 from rallypoint.cli import option_checks
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
         role, stop_grace: as given (the latter in seconds).
         rules: how nodes are let in and out.
         admit_signal: name of the signal that tells workers of a change, "" for none.
-        care: how this node looks after its workers.
+        supervision: how the agent watches its node and workers.
         effective: option name -> value that holds, as a text, for `--explain`.
     """
 
@@ -64,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True):
     stop_grace: float
     rules: MembershipRules
     admit_signal: str
-    care: option_checks.Care = option_checks.Care()
+    supervision: Supervision = Supervision()
     effective: dict[str, str] = {}
     alone: bool = False
 
@@ -122,7 +123,7 @@ def make_plan(
         stop_grace=options["stop_grace"],
         rules=option_checks.rules(options),
         admit_signal=option_checks.admit_signal(options),
-        care=option_checks.care_of(options),
+        supervision=option_checks.supervision(options),
         effective=effective,
         alone=shown,
     )

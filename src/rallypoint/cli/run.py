@@ -82,7 +82,7 @@ def start(plan: Plan) -> int:
     is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
         params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
-    _look_at_probes(plan.care.health)
+    _look_at_probes(plan.supervision.health)
     handler = get_rendezvous_handler(params)
     hosting: AbstractContextManager[None] = nullcontext()
     if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
@@ -121,7 +121,7 @@ def _agent_config(plan: Plan) -> "AgentConfig":
     from rallypoint.net.token_sources import current
     from rallypoint.net.tokens import worker_token
 
-    params, care, token = plan.parameters, plan.care, plan.secret()
+    params, token = plan.parameters, plan.secret()
     return AgentConfig(
         argv=plan.argv,
         context=WorkerContext(
@@ -141,14 +141,9 @@ def _agent_config(plan: Plan) -> "AgentConfig":
         worker_store=_worker_store(plan),
         worker_token=lambda: worker_token(current(token), params.run_id),
         examine=_doctor(plan) if params.backend == HOSTED_BACKEND else None,
-        signals=care.signals,
+        supervision=plan.supervision,
         join_seconds=plan.settings.timeout.join.total_seconds(),
         close_seconds=plan.settings.timeout.close.total_seconds(),
-        health_check=care.health_check,
-        health_check_seconds=care.health_check_seconds,
-        hang_seconds=care.hang_seconds,
-        events_file=care.events_file,
-        health=care.health,
         alone=plan.alone,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from tests.agent.test_loop import sealed
 from tests.agent.workers.test_processes import LIMIT_SECONDS, ready, says_pid
 
-from rallypoint.agent.config import AgentConfig
+from rallypoint.agent.config import AgentConfig, Supervision
 from rallypoint.agent.output import OutputPlan
 from rallypoint.agent.policy import events as e
 from rallypoint.agent.workers import process_tree
@@ -35,7 +35,7 @@ def config(script: str, workers: int = 1, hang_seconds: float = 0.0) -> AgentCon
         output=OutputPlan(),
         node="node-a",
         base_env={**os.environ, process_tree.MARK: "outer"},
-        hang_seconds=hang_seconds,
+        supervision=Supervision(hang_seconds=hang_seconds),
     )
 
 

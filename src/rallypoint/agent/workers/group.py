@@ -64,7 +64,8 @@ class WorkerGroup:
             say(f"round {seat.round}: rank {seat.rank} of {nodes(seat.size)} ({seat.reason})")
         base = self._config.base_env
         mark = process_tree.marked(base.get(process_tree.MARK, ""), self.mark)
-        hangs = HangWatcher(seat.round, self._config.hang_seconds, self._put, self._failed)
+        limit = self._config.supervision.hang_seconds
+        hangs = HangWatcher(seat.round, limit, self._put, self._failed)
         specs, outputs = [], []
         for local_rank in range(context.local_world_size):
             env = worker_environment(base, context, seat, local_rank, sealed.master)
