@@ -4,11 +4,16 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.engine_servers import EtcdServers, RedisServer
 
 from rallypoint.net.addresses import free_port
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
+
+# How long it takes to generate examples depends on the machine's load.
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

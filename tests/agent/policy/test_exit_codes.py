@@ -54,3 +54,8 @@ def test_replaced_node_exits_but_a_fenced_one_may_rejoin() -> None:
     end = exit_codes.of_fence(e.Fenced("node-c has its slot", replaced=True))
     assert end is not None
     assert (end.code, end.text) == (93, "this node was replaced for good: node-c has its slot")
+
+
+def test_only_a_closed_run_has_its_verdict_as_exit_code() -> None:
+    failed = e.JoinFailed(e.JoinError.TIMEOUT, "why", (), Verdict.BUDGET)
+    assert exit_codes.of_join(failed, 3).code == 3

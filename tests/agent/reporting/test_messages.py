@@ -151,3 +151,10 @@ def test_further_failures_are_counted() -> None:
 @pytest.mark.parametrize("code", [0, 143])
 def test_no_report_after_success_or_a_signal(code: int) -> None:
     assert final_report(Exit(code, "received SIGTERM"), [FIRST]) == ""
+
+
+@pytest.mark.parametrize(
+    ("age", "text"), [(4.0, "lost 12 s ago: node7"), (52.0, "lost 1 min ago: node7")]
+)
+def test_time_since_a_loss_is_counted(age: float, text: str) -> None:
+    assert text in waiting_line(PICTURES["one was lost"], age, 560.0)

@@ -5,7 +5,7 @@ import pytest
 
 import rallypoint
 from rallypoint.agent.policy import events as e
-from rallypoint.agent.policy.decisions import AgentState, begin, decide
+from rallypoint.agent.policy.decisions import AgentState, Decision, begin, decide
 from rallypoint.agent.reporting import records
 from rallypoint.agent.reporting.records import Kind
 from rallypoint.core.events import Assignment
@@ -82,3 +82,12 @@ def test_only_a_sealed_round_brings_an_assignment() -> None:
     assert records.seat_of(SEALED) is SEAT
     assert records.seat_of(OPENED) is None
     assert records.seat_of(None) is None
+
+
+@pytest.mark.parametrize(("reason", "expected"), [("rejoining", [Kind.RESTART]), ("", [])])
+def test_round_that_opens_is_recorded_if_the_agent_reacts(
+    reason: str, expected: list[Kind]
+) -> None:
+    decision = Decision(AgentState("node-a", 1), (), reason)
+    said = records.entries(e.RoundOpened(1, 2, "node-b left"), decision)
+    assert [kind for kind, _why, _data in said] == expected
