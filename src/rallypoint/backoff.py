@@ -1,8 +1,8 @@
-"""How long to wait before what failed is tried again. PURE.
+"""The pause before a failed round is tried again. PURE.
 
-A crash loop costs the cluster more than it brings: each failing round in a row doubles the
-pause before the next one's workers are started. The count is the coordinator's and part of
-the sealed round, so that all nodes pause alike, and start together.
+A crash loop wastes the cluster's time: each consecutive failed round doubles the pause before
+the next round starts its workers. The coordinator counts, and the count is part of the sealed
+round, so that all nodes pause for the same time and start together.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ _DOUBLINGS = 6  # from the first to the longest
 
 
 def pause_seconds(failures: int) -> float:
-    """Return the pause after so many failures in a row: none, 1 s, 2 s, 4 s, ... 60 s."""
+    """Return the seconds to wait after consecutive failures: 0, 1, 2, 4, ... 60."""
     if failures <= 0:
         return 0.0
     return min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, _DOUBLINGS))
 
 
 def pauses() -> Iterator[float]:
-    """Yield the pauses of a series of failures, without end."""
+    """Yield the pauses, in seconds, after each of a series of failures."""
     failures = 0
     while True:
         failures += 1

@@ -1,7 +1,7 @@
-"""One time budget, carried through all the steps of a call.
+"""One time budget for all the steps of a call.
 
-A call that resolves a name, connects, authenticates and waits has one limit, not four.
-It makes one `Deadline` from the caller's timeout and hands it down.
+A call that resolves a name, connects, authenticates and waits has one limit, not four: it makes
+one `Deadline` from the caller's timeout and passes it on.
 """
 
 import time
@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 
 
 def seconds(duration: float | timedelta) -> float:
-    """Return a duration given in seconds or as a timedelta in seconds."""
+    """Return a duration in seconds."""
     return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
 
 

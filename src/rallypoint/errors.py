@@ -6,10 +6,10 @@
     │   ├── RendezvousClosedError         the run was closed: who, when, why
     │   ├── RendezvousTimeoutError        a limit was reached: what was seen, who is missing
     │   ├── RendezvousConnectionError     the coordinator cannot be reached
-    │   ├── RendezvousStateError          refused: other bounds, a duplicate rank, corrupt state
+    │   ├── RendezvousStateError          refused: other settings, a duplicate rank, corrupt state
     │   └── RendezvousGracefulExitError   not needed any more: end with exit code 0
     ├── JournalError                a server's journal cannot be read or written
-    │   ├── JournalLostError              another process leads: this one may not write any more
+    │   ├── JournalLostError              another process leads: this one must stop writing
     │   ├── JournalFullError              no room is left; nothing of that commit was kept
     │   └── JournalCorruptError           what is stored is damaged, foreign, or of a newer version
     └── StoreError
@@ -17,7 +17,7 @@
         ├── StoreConnectionError    the server cannot be reached (also a ConnectionError)
         │   └── AuthenticationError the other side does not know the token
         ├── StoreValueError         a value or key of the wrong kind (also a ValueError)
-        └── StoreLimitError         a stated limit (frame, key, bytes) was passed
+        └── StoreLimitError         a limit (frame, key, bytes) was exceeded
 
 Foreign errors (OSError, msgspec's) are mapped to these where they enter, and nowhere else.
 """
@@ -60,7 +60,7 @@ class JournalError(RallypointError):
 
 
 class JournalLostError(JournalError):
-    """Another process leads, or has the journal: this one must answer nobody any more."""
+    """Another process leads or has the journal: this one must stop answering."""
 
 
 class JournalFullError(JournalError):
@@ -68,7 +68,7 @@ class JournalFullError(JournalError):
 
 
 class JournalCorruptError(JournalError):
-    """What is stored cannot be used; the message names the file or entry and what to do."""
+    """The stored data is unusable; the message names the file or entry and what to do."""
 
 
 class StoreError(RallypointError):
@@ -76,7 +76,7 @@ class StoreError(RallypointError):
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """A store call waited as long as it was allowed to."""
+    """A store call has reached its timeout."""
 
 
 class StoreConnectionError(StoreError, ConnectionError):
@@ -92,4 +92,4 @@ class StoreValueError(StoreError, ValueError):
 
 
 class StoreLimitError(StoreError):
-    """A stated limit (frame size, key length, stored bytes) would be passed."""
+    """A limit (frame size, key length, stored bytes) would be exceeded."""

@@ -1,7 +1,6 @@
-"""Which commit this is, for `--version` and reports of faults.
+"""The commit of this version, for `--version` and reports of faults.
 
-A wheel carries it in `revision.txt`, written when it is built (hatch_build.py); a checkout is
-asked itself.
+A wheel has it in `revision.txt`, which hatch_build.py writes; in a checkout git knows it.
 """
 
 import subprocess
@@ -13,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def revision() -> str:
-    """Return the short commit, with a + for changes on top; "" if nobody knows."""
+    """Return the short commit, with a + for uncommitted changes; "" if unknown."""
     kept = files("rallypoint") / "revision.txt"
     if kept.is_file():
         return kept.read_text("utf-8").strip()
@@ -21,7 +20,7 @@ def revision() -> str:
 
 
 def of_checkout(folder: Path) -> str:
-    """Return the commit of a checkout, "" if the folder is none or git is not there."""
+    """Return the commit of a checkout, "" if the folder is none or without git."""
     if not (folder / ".git").exists():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Times as texts for people and logs. Nothing compares them."""
+"""Times as text for people and logs; never compared."""
 
 import datetime
 
@@ -6,12 +6,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def now_text() -> str:
-    """Return this machine's time, in UTC."""
+    """Return this machine's time in UTC."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration as people say it, "" if it is not known."""
+    """Return a duration in seconds as text for people, "" for None."""
     if seconds is None:
         return ""
     if seconds < 10:

@@ -1,1 +1,1 @@
-"""Databases underneath: one contract (`contract`), and etcd and Redis behind it."""
+"""Databases that hold runs and stores, such as etcd and Redis: one contract, `contract`."""

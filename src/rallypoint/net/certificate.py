@@ -1,8 +1,8 @@
-"""What a certificate says of its end. PURE.
+"""The expiry date of a certificate. PURE.
 
-Python's `ssl` tells that of certificates that it has verified only, and of one's own not at
-all; so the validity is read from the DER by hand: it is the fifth field of the part that is
-signed (RFC 5280, section 4.1), after an optional version.
+Python's `ssl` reads it only from certificates that it has verified, never from one's own. So it is
+read from the DER: the validity is the fifth field of the signed part, after an optional version
+(RFC 5280, section 4.1).
 """
 
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
@@ -14,13 +14,13 @@ Field = tuple[int, bytes, bytes]
 def _field(data: bytes) -> Field:
     """Return tag and content of the first DER field, and what follows it."""
     if len(data) < 2:
-        raise ValueError("a certificate that is cut short")
+        raise ValueError("a truncated certificate")
     length, start = data[1], 2
     if length & 0x80:
         start += length & 0x7F
         length = int.from_bytes(data[2:start], "big")
     if len(data) < start + length:
-        raise ValueError("a certificate that is cut short")
+        raise ValueError("a truncated certificate")
     return data[0], data[start : start + length], data[start + length :]
 
 
@@ -32,7 +32,7 @@ def _inside(data: bytes) -> bytes:
 
 
 def ends(certificate: bytes) -> str:
-    """Return when a DER certificate ends, as "2027-01-31 12:00:00" in UTC (ValueError)."""
+    """Return when a DER certificate expires, as "2027-01-31 12:00:00" in UTC (ValueError)."""
     rest = _inside(_inside(certificate))
     if rest[:1] == bytes([_VERSION]):
         rest = _field(rest)[2]

@@ -1,11 +1,11 @@
-"""Reaching a server: resolve afresh, then try all addresses side by side.
+"""Reaching a server: resolve its name, then try all addresses side by side.
 
-Names are resolved in threads of their own, since a resolver may hang for longer than the
-caller has time. The addresses of one attempt, of one server or of several, are tried in the
-order of RFC 8305 (families alternate, the next one starts a quarter of a second after the one
-before), the first of each server before the second of any; the first that connects wins. A
-name that resolves late joins the others then. Whoever calls tries again with pauses
-(`wait_before_next`): the server, or its DNS entry, may come up later than we do.
+Names are resolved in threads, since a resolver may hang for longer than the caller has time. The
+addresses of one attempt, of one server or of several, are tried in the order of RFC 8305:
+families alternate, the next address starts a quarter of a second after the one before, and the
+first of each server precedes the second of any. The first connection wins. A name that resolves
+late joins then. The caller retries with pauses (`wait_before_next`): the server, or its DNS
+entry, may come up later than we do.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ STAGGER_SECONDS = 0.25  # RFC 8305, section 5: Connection Attempt Delay
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 NOTICE_SECONDS = 2.0
-ATTEMPT_SECONDS = 4.0  # then resolve afresh: the address may be another one by now
-LOOKUP_SECONDS = 20.0  # glibc's own limit for one name server or two
-LOOK_SECONDS = 0.25  # how soon a deadline that is cancelled ends an attempt
-SEND_SECONDS = 10.0  # without any progress, until a connection counts as broken
+ATTEMPT_SECONDS = 4.0  # then resolve again: the address may have changed
+LOOKUP_SECONDS = 20.0  # glibc's own limit for one or two name servers
+LOOK_SECONDS = 0.25  # how soon a cancelled deadline ends an attempt
+SEND_SECONDS = 10.0  # without progress, until a connection counts as broken
 _TIMEVAL = struct.Struct("ll")
 AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
 def kernel_limit(seconds: float) -> bytes:
-    """Return a duration as SO_RCVTIMEO and SO_SNDTIMEO take it (0: no limit)."""
+    """Return seconds as the value of SO_RCVTIMEO and SO_SNDTIMEO (0: no limit)."""
     whole = int(seconds)
     return _TIMEVAL.pack(whole, int((seconds - whole) * 1_000_000))
 
@@ -51,26 +51,26 @@ _TUNING: list[tuple[int, int, int | bytes]] = [
 _TUNING += [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)  # macOS names the first one otherwise
+    if hasattr(socket, name)  # macOS has another name for the first one
 ]
 
 
 class CancellableDeadline(Deadline):
-    """A deadline that can be called off: whoever connects by it gives up at the next look."""
+    """A deadline that can be cancelled: a connection attempt under it ends soon after."""
 
     __slots__ = ()
 
     def cancel(self) -> None:
-        """Let it be over now."""
+        """Expire now."""
         now, begun = self._clock(), self._at - self.timeout
         self.timeout, self._at = now - begun, now
 
 
 class UnreachedError(StoreConnectionError):
-    """No server of an attempt could be connected to.
+    """An attempt reached no server.
 
     Args:
-        errors: what was seen last at each, and the addresses that it was resolved to.
+        errors: for each server the last error and the addresses of its name.
     """
 
     def __init__(self, errors: dict[Endpoint, tuple[OSError, list[AddressInfo]]]) -> None:
@@ -79,12 +79,12 @@ class UnreachedError(StoreConnectionError):
 
 
 def connect(endpoints: Sequence[Endpoint], deadline: Deadline) -> tuple[socket.socket, Endpoint]:
-    """Return a connected socket, and to which server.
+    """Return a connected socket and the endpoint of its server.
 
-    One attempt: all addresses of all servers, each once.
+    This is one attempt: all addresses of all servers, each once.
 
     Args:
-        endpoints: name or IP address, resolved anew, and TCP port; those first are tried first.
+        endpoints: servers in the order of preference; names are resolved each time.
         deadline: until when to try.
 
     Raises UnreachedError.
@@ -99,15 +99,15 @@ def connect(endpoints: Sequence[Endpoint], deadline: Deadline) -> tuple[socket.s
 
 
 def _at_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket | None:
-    """Connect to a plain address with a third of the system calls; None: the race shall find out.
+    """Connect to a plain address with a third of the race's system calls; None: try the race.
 
-    Nobody else is to be tried, so the call may block as long as the race would wait before it
-    tries the next. Only where a kernel ends a blocking connect after SO_SNDTIMEO.
+    There is no other server, so the call may block for as long as the race would wait before its
+    next address. Linux only: its kernel ends a blocking connect after SO_SNDTIMEO.
     """
     if sys.platform != "linux" or not _is_ipv4(endpoint[0]):
         return None
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if sock.gettimeout() is not None:  # the program has set a default (socket.setdefaulttimeout)
+    if sock.gettimeout() is not None:  # the program has called socket.setdefaulttimeout
         sock.setblocking(True)
     seconds = max(0.001, deadline.capped(STAGGER_SECONDS))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_limit(seconds))
@@ -128,7 +128,7 @@ def _is_ipv4(host: str) -> bool:
 
 
 def wait_before_next(pause: float, deadline: Deadline) -> float:
-    """Wait with jitter before another attempt; return the pause before the one after it."""
+    """Wait with jitter before the next attempt; return the pause before the one after it."""
     threading.Event().wait(deadline.capped(pause * (0.5 + random.random())))  # noqa: S311 - jitter
     return min(pause * 2, LONGEST_PAUSE_SECONDS)
 
@@ -136,7 +136,7 @@ def wait_before_next(pause: float, deadline: Deadline) -> float:
 def explain_failure(
     endpoint: Endpoint, error: OSError, addresses: list[AddressInfo], deadline: Deadline
 ) -> str:
-    """Return what a user needs to know about a server that cannot be reached."""
+    """Return a message for the user about a server that cannot be reached."""
     return (
         f"cannot reach {join_endpoint(*endpoint)} ({resolved_to(addresses)}) after "
         f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}. This machine's "
@@ -147,7 +147,7 @@ def explain_failure(
 
 
 def resolved_to(addresses: list[AddressInfo]) -> str:
-    """Return what became of a server's name, in words."""
+    """Return the addresses of a server's name, in words."""
     where = sorted({str(info[4][0]) for info in addresses})
     return f"resolved to {', '.join(where)}" if where else "which does not resolve"
 
@@ -162,7 +162,7 @@ def what_was_seen(error: OSError, addresses: list[AddressInfo]) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Return this machine's IP addresses, without asking any name service."""
+    """Return this machine's IP addresses, without a name service."""
     found = {
         entry.address.split("%")[0]
         for entries in psutil.net_if_addrs().values()
@@ -185,24 +185,24 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[AddressInfo]:
 
 
 class _Lookup:
-    """A name that is being resolved in a thread; `done` can be read once it is."""
+    """A name that a thread resolves; `done` becomes readable at the end."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._answer: list[AddressInfo] | OSError | None = None
-        self.done, told = socket.socketpair()
+        self.done, finished = socket.socketpair()
         name = "rallypoint-resolve"
-        threading.Thread(target=self._ask, args=(told,), name=name, daemon=True).start()
+        threading.Thread(target=self._ask, args=(finished,), name=name, daemon=True).start()
 
-    def _ask(self, told: socket.socket) -> None:
-        with told:  # its end is what `done` reads
+    def _ask(self, finished: socket.socket) -> None:
+        with finished:  # `done` reads its end
             try:
                 self._answer = _look_up(*self.endpoint)
             except OSError as error:
                 self._answer = error
 
     def result(self) -> list[AddressInfo]:
-        """Return the addresses (OSError; TimeoutError when they are not known yet)."""
+        """Return the addresses (OSError; TimeoutError if they are not known yet)."""
         if self._answer is None:
             what = f"the name {self.endpoint[0]!r} was not resolved in time"
             raise TimeoutError(errno.ETIMEDOUT, what)
@@ -216,7 +216,7 @@ def _look_up(host: str, port: int) -> list[AddressInfo]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise type(error)(error.errno, f"the name {host!r}: {error.strerror or error}") from error
-    except UnicodeError as error:  # what no name can be is found out by the IDNA codec
+    except UnicodeError as error:  # the IDNA codec rejects invalid names
         raise OSError(errno.EINVAL, f"the name {host!r}: {error}") from error
     addresses = _alternating(found)  # type: ignore[arg-type] # typeshed allows non-IP families
     if not addresses:
@@ -245,7 +245,7 @@ def _is_ip(host: str) -> bool:
 
 
 class _Race:
-    """One attempt at several servers: look-ups and connections under one selector."""
+    """One attempt at several servers: lookups and connections under one selector."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
@@ -257,7 +257,7 @@ class _Race:
         self._begun = False
 
     def close(self) -> None:
-        """Close all that is not handed out."""
+        """Close every socket that was not returned."""
         for key in list(self._selector.get_map().values()):
             sock = key.fileobj
             if isinstance(sock, socket.socket):
@@ -265,7 +265,7 @@ class _Race:
         self._selector.close()
 
     def run(self, endpoints: Sequence[Endpoint]) -> tuple[socket.socket, Endpoint]:
-        """Return who was first (UnreachedError)."""
+        """Return the first connected socket and its server (UnreachedError)."""
         for endpoint in endpoints:
             self._look_up(endpoint)
         while self._waiting or self._selector.get_map():
@@ -307,7 +307,7 @@ class _Race:
             self._last[endpoint] = error
             return
         self._waiting += [(i, endpoint, info) for i, info in enumerate(addresses)]
-        self._waiting.sort(key=lambda entry: entry[0])  # stable: servers in their order
+        self._waiting.sort(key=lambda entry: entry[0])  # stable: servers stay in order
 
     def _begin(self, endpoint: Endpoint, info: AddressInfo) -> bool:
         """Start to connect; False if that failed at once."""
@@ -341,10 +341,10 @@ class _Race:
 
 
 def _end(sock: socket.socket) -> OSError | None:
-    """Make a connected socket ready; or close it and return why it is not connected."""
+    """Prepare a connected socket; or close it and return the error."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     try:
-        # A connect to a free ephemeral port of one's own may meet itself (simultaneous open).
+        # A connect to a free local port may connect to itself (TCP simultaneous open).
         if code == 0 and sock.getsockname() != sock.getpeername():
             sock.setblocking(True)
             _tune(sock)

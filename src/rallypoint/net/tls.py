@@ -1,8 +1,8 @@
-"""Which TLS files a process has, as a client and as a server.
+"""The TLS files of a process, as a client and as a server.
 
-Files are read afresh when they have changed (`stamp`), at the next connection: certificates
-may be renewed while nodes run. Kept apart from `tls_socket`, since most processes speak no
-TLS and the module `ssl` is slow to import.
+The next connection after a change reads the files again (`stamp`): certificates may be renewed
+while nodes run. The module `tls_socket` is separate because most processes speak no TLS and `ssl`
+is slow to import.
 """
 
 import os
@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 class CertificateError(AuthenticationError):
-    """A certificate was refused, by us or by the other side."""
+    """This side or the other one has refused a certificate."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class TLS:
     """The TLS files of a process, client or server; all are PEM.
 
     Args:
-        ca: authorities that are trusted; a client that has it speaks TLS.
-        cert: own certificate and its chain; a server that has it speaks TLS, a client shows
-            it to servers that ask.
+        ca: trusted authorities; a client with this file speaks TLS.
+        cert: own certificate and its chain; a server with this file speaks TLS, a client
+            shows it to servers that request one.
         key: its private key; "" if it is in `cert`.
-        verify_client: as a server, let in only clients with a certificate of `ca`.
+        verify_client: as a server, accept only clients with a certificate of `ca`.
         system: as a client, speak TLS and trust the system's authorities.
     """
 
@@ -56,7 +56,7 @@ class TLS:
         return bool(self.cert)
 
     def check_hosting(self) -> None:
-        """Raise ParameterError where a server would be started that its clients refuse."""
+        """Raise ParameterError if clients with these files would refuse a server with them."""
         if self.for_clients and not self.for_servers:
             raise ParameterError(
                 "this node hosts the server, and its clients shall speak TLS: give tls_cert and "
@@ -64,7 +64,7 @@ class TLS:
             )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which a process of ours gets the same."""
+        """Return the environment variables with which a child process has the same files."""
         names = {"_CA": self.ca, "_CERT": self.cert, "_KEY": self.key}
         found = {PREFIX + name: os.path.abspath(path) for name, path in names.items() if path}
         found |= {f"{PREFIX}_VERIFY_CLIENT": "1"} if self.verify_client else {}
@@ -75,11 +75,11 @@ NO_TLS = TLS()
 
 
 def read_tls(given: Mapping[str, Any] | None = None) -> TLS:
-    """Return the files that parameters name, else those of the environment.
+    """Return the files of parameters; the environment has those that are not given.
 
     Args:
-        given: may have `tls`, `tls_ca`, `tls_cert`, `tls_key`, `tls_verify_client`; else
-            RALLYPOINT_TLS, RALLYPOINT_TLS_CA and so on are looked at, one by one.
+        given: may have `tls`, `tls_ca`, `tls_cert`, `tls_key` and `tls_verify_client`, for which
+            the environment has RALLYPOINT_TLS, RALLYPOINT_TLS_CA and so on.
 
     Raises ParameterError.
     """
@@ -101,7 +101,7 @@ def read_tls(given: Mapping[str, Any] | None = None) -> TLS:
 
 
 def stamp(*paths: str) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return what tells whether files have changed; None for one that is not there."""
+    """Return a value that differs once a file has changed."""
     found: list[tuple[int, int, int] | None] = []
     for path in filter(None, paths):
         try:
@@ -114,7 +114,7 @@ def stamp(*paths: str) -> tuple[tuple[int, int, int] | None, ...]:
 
 
 def unusable(tls: TLS, error: OSError) -> ParameterError:
-    """Return the error for files that cannot be used; nothing of a key is in it."""
+    """Return the error for unusable files; it contains nothing of a key."""
     named = {"tls_ca": tls.ca, "tls_cert": tls.cert, "tls_key": tls.key}
     files = ", ".join(f"{name}={path}" for name, path in named.items() if path)
     return ParameterError(f"TLS with {files or 'the system'}: {error.strerror or error}")

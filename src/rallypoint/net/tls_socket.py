@@ -26,7 +26,7 @@ logger = logging.getLogger("rallypoint.server")
 
 
 def client_context(tls: TLS) -> ssl.SSLContext:
-    """Return the context of a client's next connection (ParameterError: unusable files)."""
+    """Return the context for a client's next connection (ParameterError: unusable files)."""
     return _client_context(tls, stamp(tls.ca, tls.cert, tls.key))
 
 
@@ -43,7 +43,7 @@ def _client_context(tls: TLS, _stamp: object) -> ssl.SSLContext:
 
 
 def binding(certificate: bytes) -> bytes:
-    """Return what ties proofs to a server's certificate (DER); see RFC 5929, section 4."""
+    """Return the channel binding of a server's certificate (DER); see RFC 5929, section 4."""
     return hashlib.sha256(certificate).digest()
 
 
@@ -71,7 +71,7 @@ def server_context(files: TLS) -> tuple[ssl.SSLContext, bytes]:
 
 
 def _unusable(files: TLS, error: OSError) -> ParameterError:
-    """Say which of certificate and key is wrong, where that can be told."""
+    """Return the error, which names the wrong file where that is known."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         key = f"the key in tls_key={files.key}" if files.key else "the key in it"
         return ParameterError(f"tls_cert={files.cert}: {key} is another certificate's")
@@ -87,12 +87,12 @@ class TLSSocket:
     """TLS over a connected socket; one thread may send while another one receives.
 
     Args:
-        sock: connected; its timeout holds for the handshake.
+        sock: connected; its timeout applies to the handshake.
         tls: our files.
-        host: the name or address that the server's certificate must be for.
+        host: name or address that the server's certificate must have.
 
-    Raises CertificateError (a certificate was refused, by us or by the server),
-    ssl.SSLError (the other side does not speak TLS), OSError, ParameterError.
+    Raises CertificateError, ssl.SSLError (the other side does not speak TLS), OSError,
+    ParameterError.
     """
 
     def __init__(self, sock: socket.socket, tls: TLS, host: str) -> None:
@@ -132,7 +132,7 @@ class TLSSocket:
 
     def _last_words(self) -> None:
         try:
-            self._sock.sendall(self._out.read())  # an alert, so that the server can say why
+            self._sock.sendall(self._out.read())  # an alert that tells the server why
         except OSError:
             return
 
@@ -147,7 +147,7 @@ class TLSSocket:
         return error
 
     def recv(self, _size: int, flags: int = 0) -> bytes:
-        """Return all that has come, decrypted; b"" at the end. More than `_size` may be given."""
+        """Return all received bytes, decrypted; b"" at the end. May exceed `_size`."""
         while True:
             with self._lock:
                 data, ended = self._decrypted()
@@ -188,9 +188,9 @@ class TLSSocket:
             self._sock.sendall(self._encrypted(view[start : start + WRITE_BYTES]))
 
     def send(self, data: memoryview, flags: int = 0) -> int:
-        """Encrypt and send a part; return how much of `data` is wholly sent.
+        """Encrypt and send a part of `data`; return its length in bytes.
 
-        When it raises BlockingIOError, the same data must be given again, as with OpenSSL.
+        After a BlockingIOError the same data must be given again, as with OpenSSL.
         """
         if not self._unsent:
             part = data[:WRITE_BYTES]
@@ -216,7 +216,7 @@ class TLSSocket:
         return self._sock.fileno()
 
     def shutdown(self, how: int) -> None:
-        """End the connection below, without TLS's goodbye: our frames have their own."""
+        """Close the connection below without TLS's close_notify: our frames have a goodbye."""
         self._sock.shutdown(how)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Where tokens come from: an argument, a file, or the environment (what they say: keyring.py).
+"""The sources of tokens: an argument, a file, or the environment (tokens.py has their meaning).
 
-A file is read again whenever somebody connects, and by a server when it changes. What it holds
-is taken only if it can be read and every line of it is a token; otherwise the last that were
-good stay, however old the process, so that a token which was taken back does not return.
+A client reads the file again for each connection, a server when it changes. Its new content
+counts only if every line is a token; until then the last valid tokens stay in use, however old
+the process, so that a revoked token does not return.
 """
 
 import logging
@@ -14,16 +14,16 @@ from rallypoint.net.tokens import parse
 
 TOKEN_VARIABLE = "RALLYPOINT_TOKEN"  # noqa: S105 - the name of a variable
 FILE_VARIABLE = f"{TOKEN_VARIABLE}_FILE"
-SHORT_BYTES = 16  # a secret of fewer may be guessed by whoever has seen a proof
+SHORT_BYTES = 16  # a shorter secret can be guessed from a proof
 _OTHERS = 0o077
 logger = logging.getLogger("rallypoint")
 
 
 class FileToken(bytes):
-    """Tokens that were read from a file, which may say something else later.
+    """Tokens of a file, which may change later.
 
-    `path` names it; whoever connects anew asks `current`, so that a token can be exchanged
-    while nodes run. `last` is what it held when it was last good, `trouble` what is wrong now.
+    `path` is the file. Each new connection calls `current`, so that a token can be replaced while
+    nodes run. `last` is its last valid content, `trouble` the present error.
     """
 
     path: str = ""
@@ -35,12 +35,12 @@ def read_token(token: str | bytes | None = None, token_file: str | None = None) 
     """Return the token from the argument, a file or the environment, in that order.
 
     Args:
-        token: the secret itself, or several lines (see keyring.py); "" counts as not given.
-        token_file: a file that holds it; else RALLYPOINT_TOKEN_FILE names one.
+        token: the secret, or several lines (see tokens.py); "" counts as not given.
+        token_file: a file with tokens; by default RALLYPOINT_TOKEN_FILE. Without a file,
+            RALLYPOINT_TOKEN has the token.
 
-    Returns b"" when there is none; else RALLYPOINT_TOKEN is the last place looked at.
-    Raises ParameterError naming a file that cannot be read or is empty, or a line of any of
-    them that is no token.
+    Returns b"" without a token. Raises ParameterError for a file that is unreadable or empty,
+    and for an invalid line.
     """
     if token_file is not None and not token_file.strip():
         raise ParameterError(f"token_file={token_file!r} names no file; give one, or leave it out")
@@ -71,12 +71,12 @@ def _read(path: str) -> FileToken:
 
 
 def current(token: bytes) -> bytes:
-    """Return what the token's file holds now; what it held last while it is of no use."""
+    """Return the tokens of the token's file; while that is unusable, its last valid ones."""
     if not isinstance(token, FileToken):
         return token
     try:
         token.last, token.trouble = _read(token.path).last, ""
-    except ParameterError as error:  # being replaced, gone, or mistyped
+    except ParameterError as error:  # being replaced, missing or mistyped
         if str(error) != token.trouble:
             token.trouble = str(error)
             logger.warning("%s; going on with the tokens that it held before", error)
@@ -84,11 +84,11 @@ def current(token: bytes) -> bytes:
 
 
 def weaknesses(token: bytes, exposed: bool) -> list[str]:
-    """Return what makes tokens easy to come by, for people.
+    """Return what makes tokens easy to read or guess, for people.
 
     Args:
         token: as `read_token` returns it.
-        exposed: other machines reach the server.
+        exposed: whether other machines reach the server.
     """
     found = []
     if isinstance(token, FileToken):
@@ -108,7 +108,7 @@ def weaknesses(token: bytes, exposed: bool) -> list[str]:
 
 
 def token_environment(token: bytes) -> dict[str, str]:
-    """Return the variables by which a process of ours gets the same token."""
+    """Return the environment variables with which a child process has the same token."""
     if isinstance(token, FileToken):
         return {FILE_VARIABLE: os.path.abspath(token.path)}
     return {TOKEN_VARIABLE: token.decode()} if token else {}

@@ -1,22 +1,22 @@
-"""Tokens and what they may do: lines of text, their names, and the rights they give. PURE.
+"""Tokens and their rights: lines of text, their ids, and what they allow. PURE.
 
 A token file (or RALLYPOINT_TOKEN) holds one token a line, so that several are valid while one
-is exchanged for another. A line is a secret, or a scope and a secret:
+replaces another. A line is a secret, or a scope and a secret:
 
-    SECRET              everything; what a single shared token always meant
-    admin SECRET        the same, said
-    all SECRET          take part in any run and use its store; not close or exclude
-    run:ID SECRET       the same for one run (an id with spaces: percent-encoded)
-    read SECRET         look at any run; change nothing
-    worker:KEY SECRET   one run's store, nothing else: made by the agent for its workers
+    SECRET              everything, as `admin`
+    admin SECRET        everything
+    all SECRET          take part in any run and use its store; not close runs or exclude nodes
+    run:ID SECRET       the same for one run (percent-encode an id with spaces)
+    read SECRET         read the state of any run; change nothing
+    worker:KEY SECRET   one run's store only: the agent makes it for its workers
 
-A line that is neither is refused, since a mistyped scope would otherwise be a secret with all
-rights. A secret with spaces needs its scope.
+Any other line is an error, since a mistyped scope would otherwise be a secret with all rights. A
+secret with spaces needs its scope.
 
-A client says which token it will prove by its *key id*, a hash that tells nothing of a random
-secret; the server looks that one up and both prove it (`protocol.proof`). A worker's token is
-derived from the agent's and the run id, so that the server, which knows the agent's, needs to
-keep nothing: `worker:KEY` names the token that it was derived from.
+A client names the token that it will prove by its *key id*, a hash that reveals nothing of a
+random secret; the server looks that up, and both sides prove the token (`protocol.proof`). A
+worker's token is derived from the agent's and the run id, so a server that knows the agent's
+needs to keep nothing: `worker:KEY` names the token from which it is derived.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ class Rights:
     """What a connection may do.
 
     Args:
-        who: the token by its key id, for records; "" where none is asked for.
-        run: the only run that it reaches; None for any.
+        who: the token's key id, for the audit log; "" without a token.
+        run: the only accessible run; None for any.
         join: take part in rendezvous.
         store: use the run's store.
         admin: close runs and exclude nodes.
@@ -52,7 +52,7 @@ class Rights:
     admin: bool = True
 
     def reaches(self, run: str) -> bool:
-        """Return whether a run may be reached at all."""
+        """Return whether a run is accessible."""
         return self.run is None or self.run == run
 
 
@@ -64,10 +64,10 @@ class Key:
     """One token.
 
     Args:
-        secret: what is proved, and never shown.
+        secret: never shown or sent.
         scope: admin, all, run, read or worker.
         run: with scope run, its id.
-        id: names the token in a Hello.
+        id: name of the token in a Hello.
     """
 
     secret: bytes = field(repr=False)
@@ -76,7 +76,7 @@ class Key:
     id: bytes
 
     def rights(self) -> Rights:
-        """Return what it allows."""
+        """Return the rights of the token."""
         looks_only = self.scope == "read"
         return Rights(
             who=f"token {self.id.hex()}",
@@ -88,18 +88,18 @@ class Key:
 
 
 def key_id(secret: bytes) -> bytes:
-    """Return the name of a secret."""
+    """Return the id of a secret."""
     return hashlib.sha256(b"rallypoint key id\0" + secret).digest()[:KEY_ID_BYTES]
 
 
 def parse(text: bytes, where: str = "token") -> tuple[Key, ...]:
-    """Return the tokens of a text, in its order; empty lines and `# comments` are skipped.
+    """Return the tokens of a text in order, without empty lines and `# comments`.
 
     Args:
-        text: one a line.
-        where: it is from, for people.
+        text: one token a line.
+        where: source of the text, for people.
 
-    Raises ParameterError naming a line that is no token; it shows nothing of the line.
+    Raises ParameterError with the number of an invalid line, but nothing of its content.
     """
     keys = []
     for number, raw in enumerate(text.splitlines(), 1):
@@ -134,12 +134,12 @@ def _hex(secret: bytes) -> str:
 
 
 def worker_secret(secret: bytes, run: str) -> bytes:
-    """Return the secret of a run's workers, derived from an agent's."""
+    """Return the secret of a run's workers, derived from that of an agent."""
     return hmac.digest(secret, b"rallypoint worker 1\0" + run.encode(), "sha256")
 
 
 def worker_token(text: bytes, run: str) -> str:
-    """Return the token line to give to the workers of a run, "" where there is no token."""
+    """Return the token line for the workers of a run, "" without a token."""
     for key in parse(text):
         if key.scope == "worker":
             return f"worker:{key.id.hex()} {key.secret.hex()}"
@@ -149,12 +149,12 @@ def worker_token(text: bytes, run: str) -> str:
 
 
 def for_run(keys: Iterable[Key], run: str) -> list[Key]:
-    """Return the tokens that a client may try for a run, in order."""
+    """Return the tokens that a client may use for a run, in order."""
     return [key for key in keys if key.rights().reaches(run)]
 
 
 def run_line(run: str, secret: str) -> str:
-    """Return the line of a token for one run."""
+    """Return the token line for one run."""
     return f"run:{quote(run, safe='')} {secret}"
 
 
@@ -162,9 +162,7 @@ class Keyring:
     """The tokens that a server accepts.
 
     Args:
-        text: one a line.
-
-    Raises ParameterError as `parse`.
+        text: see `parse`, which raises ParameterError.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -175,7 +173,7 @@ class Keyring:
         return bool(self.keys)
 
     def find(self, name: bytes, run: str, worker: bool) -> tuple[bytes, Rights] | None:
-        """Return the secret that a client must prove, and its rights; None: unknown here."""
+        """Return the secret that a client must prove, and its rights; None: unknown."""
         key = self._by_id.get(name)
         if key is None:
             return None
@@ -188,7 +186,7 @@ class Keyring:
         return worker_secret(key.secret, run), rights
 
     def may_view(self, shown: bytes) -> bool:
-        """Return whether a text is a token that may look at all runs; in constant time."""
+        """Return, in constant time, whether a text is a token that may read all runs."""
         found = False
         for key in self.keys:
             found |= hmac.compare_digest(key.secret, shown) and key.run is None

@@ -1,1 +1,1 @@
-"""Key/value stores: one contract (`api`), one semantics (`keyspace`), several homes."""
+"""Key/value stores: one contract (`api`), one semantics (`keyspace`), several implementations."""
