@@ -118,10 +118,10 @@ def test_command_to_a_run_in_a_shared_file(tmp_path: Path) -> None:
     from rallypoint.core.events import Join
     from rallypoint.deadline import Deadline
     from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
-    from rallypoint.rendezvous.serverless.cas_loop import Exchange
+    from rallypoint.rendezvous.serverless.cas_loop import CasLoop
 
     path = tmp_path / "state"
-    exchange = Exchange(FileRendezvousBackend(str(path), "job"), "job")
+    exchange = CasLoop(FileRendezvousBackend(str(path), "job"), "job")
     exchange.run(lambda _: [Join(a_node("n1"), a_settings(1, 1))], Deadline(5))
     done = close("job", "--backend=file", f"--endpoint={path}")
     assert done.exit_code == 0, done.output

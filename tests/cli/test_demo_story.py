@@ -62,8 +62,7 @@ def a_whole_demo() -> Told:
     told.line(1, "round 1  world size 2  epoch   1  loss 1.7  accuracy 83.1%")
     told.story.killed(1, told.now)
     told.server(
-        "round 2 opens: vm (127.0.0.1) pid 11 was lost: its connection was cut and did not "
-        "come back; 0 of"
+        "round 2 opens: vm (127.0.0.1) pid 11 was lost: it disconnected and did not reconnect; 0 of"
     )
     told.line(2, "rallypoint: joining the next round: vm (127.0.0.1) pid 11 was lost: its")
     told.server("round 2 sealed with 1 nodes: all live nodes have joined; round 2 is at work")

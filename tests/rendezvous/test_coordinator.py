@@ -23,7 +23,7 @@ from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.parameters import RendezvousTimeout
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
-from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.server.embedded import EmbeddedServer
@@ -58,7 +58,7 @@ class Place:
         """Plant a bug where a coordinator's thread takes in what it is told."""
         if isinstance(coordinator, HostedCoordinator):
             self._patch.setattr(coordinator._session, "receive", _fail)
-        elif isinstance(coordinator, SharedCoordinator):
+        elif isinstance(coordinator, ServerlessCoordinator):
             self._patch.setattr(coordinator._host, "step", _fail)
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ def _hosted(server: EmbeddedServer) -> Coordinator:
 def _shared(backend: MemoryRendezvousBackend, store: MemoryStore) -> Coordinator:
     timeout = RendezvousTimeout(join=LIMIT_SECONDS, last_call=0.1, close=5)
     settings = RendezvousSettings("run", 1, 4, timeout, lease=LEASE_SECONDS)
-    return SharedCoordinator(backend, store, settings)
+    return ServerlessCoordinator(backend, store, settings)
 
 
 @pytest.fixture(name="place", params=["hosted", "shared"])

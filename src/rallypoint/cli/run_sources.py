@@ -23,7 +23,7 @@ from rallypoint.rendezvous.reports.history import History
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.reports.status import SCHEMA, ServerStatus, Status, run_status
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.cas_loop import Exchange
+from rallypoint.rendezvous.serverless.cas_loop import CasLoop
 
 SERVER_BACKENDS = ("core", "c10d")
 RUNS_IN_FULL = 20  # shown without --run-id
@@ -131,7 +131,7 @@ class ServerlessSource(Source):
         return Status(SCHEMA, self._where, None, (run_status(report),))
 
     def order(self, run_id: str, event: Order, deadline: Deadline) -> None:
-        Exchange(self._backend, run_id).run(lambda _: [event], deadline)
+        CasLoop(self._backend, run_id).run(lambda _: [event], deadline)
 
     def _see(self, state: RunState, now: float) -> None:
         heartbeats: dict[NodeId, tuple[int, float]] = {}

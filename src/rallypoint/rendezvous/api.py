@@ -1,9 +1,9 @@
 """The rendezvous API: the names that users program against.
 
-A handler's `next_rendezvous()` blocks until a round is agreed and returns a
-`RendezvousInfo`: this node's rank, the number of nodes, a store that the round's members
-share, and the address at which their workers meet. Everything else tells whether that
-still holds. The names and meanings are those of the field (torchelastic, TensorPlay).
+`RendezvousHandler.next_rendezvous()` blocks until a round is agreed and returns a
+`RendezvousInfo`: this node's rank, the number of nodes, a store that the nodes of the round share,
+and the address at which their workers meet. The other methods tell whether the round still holds.
+Names and meanings are those of torchelastic and TensorPlay.
 """
 
 import threading
@@ -33,7 +33,7 @@ Lazy = Sequence[Any] | Callable[[], Sequence[Any]] | None
 
 
 def store_endpoint(store: object) -> tuple[str, int] | None:
-    """Return where a store's server listens, None for a store without one.
+    """Return host and port of a store's server, None for a store without one.
 
     Read from the attribute `master_addr_port` (a pair, or a function that returns it), or
     else from `host` and `port`.
@@ -77,23 +77,22 @@ class RendezvousStoreInfo:
         server_port: int | None = None,
         timeout: float | timedelta | None = None,
     ) -> "RendezvousStoreInfo":
-        """Agree on the pair through `store`: rank 0 owns it, every other rank reads it.
+        """Agree on the address through `store`: rank 0 publishes it, all other ranks read it.
 
-        Rank 0 takes `local_addr` and `server_port` where given, else the endpoint at which
-        the store's own server listens, else this machine's address and a free port. The
-        pair is one record, so nobody reads a half of it.
+        Rank 0 takes `local_addr` and `server_port` where they are given, else the endpoint of the
+        store's own server, else this machine's address and a free port.
 
         Args:
             rank: of this node.
-            store: shared by the members of one round.
-            local_addr: this node's address as its peers reach it.
-            server_port: port of a server that the workers shall use.
-            timeout: seconds or timedelta to wait for rank 0; the store's own if None.
+            store: shared by the nodes of one round.
+            local_addr: this node's address for its peers.
+            server_port: port of a server that the workers use.
+            timeout: how long to wait for rank 0, seconds or timedelta; None: the store's own.
 
         Raises:
             RendezvousTimeoutError: rank 0 published nothing in time.
             RendezvousConnectionError: the store cannot be reached.
-            RendezvousStateError: the record is not one of ours.
+            RendezvousStateError: the stored value is no address.
         """
         if as_int("rank", rank, 0) == 0:
             info = cls._own(store, local_addr, server_port)
@@ -138,16 +137,16 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """What was agreed for one node.
+    """The round that was agreed, as one node sees it.
 
     Args:
-        store: shared by the members of this round, and only by them.
+        store: shared by the nodes of this round only.
         rank: of this node among the nodes.
         world_size: number of nodes.
         bootstrap_store_info: where the workers meet.
-        participants: in rank order, or a function that fetches them when first asked for.
-        wait_list: who waits for a later round, or a function that fetches it.
-        assignment: the seat with all its figures (None where the backend has none).
+        participants: in rank order, or a function that fetches them at the first access.
+        wait_list: nodes that wait for a later round, or a function that fetches them.
+        assignment: the seat with all ranks and sizes, None where the backend has none.
     """
 
     def __init__(
@@ -186,25 +185,25 @@ class RendezvousInfo:
 
     @property
     def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
-        """Where the workers of this round meet."""
+        """The address at which the workers of this round meet."""
         return self._bootstrap_store_info
 
     @property
     def participants(self) -> list[Any]:
-        """The nodes of this round in rank order; may cost one request the first time."""
+        """The nodes of this round in rank order; may need one request the first time."""
         if callable(self._participants):
             self._participants = list(self._participants())
         return list(self._participants or ())
 
     @property
     def wait_list(self) -> list[Any]:
-        """The nodes that wait for a later round; may cost one request each time."""
+        """The nodes that wait for a later round; may need one request each time."""
         found = self._wait_list() if callable(self._wait_list) else self._wait_list
         return list(found or ())
 
     @property
     def assignment(self) -> Assignment | None:
-        """The seat with all its figures, where the backend has them."""
+        """The seat with all ranks and sizes, None where the backend has none."""
         return self._assignment
 
     def __repr__(self) -> str:
@@ -224,34 +223,41 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join, or join again, and block until a round is agreed.
+        """Join, or join again, and block until a round is agreed, within the join timeout.
+
+        Returns:
+            This node's rank, the number of nodes, the round's store and bootstrap address.
 
         Raises:
             RendezvousClosedError: the run is closed.
             RendezvousTimeoutError: the round was not complete in time.
             RendezvousConnectionError: the backend cannot be reached.
             RendezvousStateError: refused, or the stored state cannot be used.
-            RendezvousGracefulExitError: the run has ended well without this node.
+            RendezvousGracefulExitError: the run has finished, and does not need this node.
         """
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Return whether the run is known to be closed; sends no request."""
+        """Return whether the run is known to be closed."""
 
     @abstractmethod
     def set_closed(self) -> None:
-        """Close the run: everybody is told, new joiners are refused."""
+        """Close the run: all nodes are told, and later joins are refused.
+
+        Raises:
+            RendezvousConnectionError: the backend cannot be reached.
+        """
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for a next round; above zero: join again."""
+        """Return how many nodes wait for the next round; above zero: join again."""
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Release everything; True when the backend was shut down."""
+        """Leave the run and release everything; return whether the backend was shut down."""
 
-    def pre_shutdown(self) -> None:  # noqa: B027 - a hook: to do nothing is a valid choice
-        """Do what must come before `shutdown` when an agent is torn down."""
+    def pre_shutdown(self) -> None:  # noqa: B027 - a hook that may do nothing
+        """Called before `shutdown` when an agent ends."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -261,16 +267,16 @@ class RendezvousHandler(ABC):
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after each change of what this handler knows.
 
-        It is called without arguments, from a thread of the handler's, and must not block:
-        it wakes someone (`threading.Event().set`) who then asks the handler.
+        It is called without arguments from a thread of the handler, and must not block: it may
+        wake another thread (`threading.Event().set`), which then asks the handler.
 
         Returns:
-            A function that ends it.
+            A function that removes the callback.
         """
         return self._callbacks().add(callback)
 
     def _notify(self) -> None:
-        """Tell the callbacks; subclasses call it after each change."""
+        """Call the callbacks; for subclasses, after each change."""
         if (callbacks := self.__dict__.get("_on_change")) is not None:
             callbacks.call()
 

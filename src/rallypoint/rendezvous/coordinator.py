@@ -37,9 +37,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
         node: who it is.
         place: "candidate", "participant", "waiting", "spare" or "finished".
         rank: its rank in the last round it took part in.
-        connected: False while a cut connection may come back.
+        connected: False while it is disconnected and may reconnect.
         since_seconds: how long it has been in its place, None if that is not known.
-        heard_seconds: how long ago it last gave a sign of life, None if that is not known.
+        heard_seconds: since its last heartbeat, None if that is not known.
     """
 
     node: Node
@@ -65,11 +65,11 @@ class RunningTimer(msgspec.Struct, frozen=True):
 
 
 class ExclusionLine(msgspec.Struct, frozen=True):
-    """Nodes that are kept out of a run.
+    """Excluded nodes.
 
     Args:
         aspect: "node", "address" or "slot": what `name` is.
-        name: of the nodes that are meant.
+        name: of the nodes.
         why: for people.
         by: who wants it so; "quarantine": their workers failed too often.
         at: when (a text), "" if that is not known.
@@ -160,9 +160,9 @@ class Report(msgspec.Struct, frozen=True):
         rounds: the rounds so far, oldest first (the newest few dozen).
         failures: of the last failing round, first one first, after the first one of its row.
         shut_out: the newest nodes that were shut out: id and reason.
-        failing: how many rounds in a row were ended by failing workers.
-        exclusions: who is kept out, the oldest first.
-        notices: who will leave.
+        failing: number of consecutive rounds that failing workers ended.
+        exclusions: in force, the oldest first.
+        notices: of nodes that will leave.
     """
 
     run_id: str

@@ -1,8 +1,8 @@
 """`DynamicRendezvousHandler`: a node's part in an elastic run, over any coordinator.
 
-The handler decides nothing. It makes this node's identity and proposal (address, free port,
-hints), asks the coordinator for the next round, and dresses the answer as the API's names.
-Between rounds it reads what the coordinator was told; that costs no request.
+The handler makes no decisions. It describes this node (address, free port, hints), joins the next
+round through the coordinator, and returns the answer as a `RendezvousInfo`. Between rounds it
+reads the coordinator's view, which needs no request.
 """
 
 import os
@@ -38,22 +38,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     """One node's part in an elastic run; every method may be called from any thread.
 
     Args:
-        coordinator: the way to the state machine; the handler shuts it down.
-        settings: what the run shall be opened with.
-        run_id: name of the run; that of the settings if not given.
-        local_addr: this node's address as its peers reach it; found by itself if None.
+        coordinator: connects this node to the run; the handler shuts it down.
+        settings: what the run is opened with if this node is the first.
+        run_id: name of the run; that of the settings if None.
+        local_addr: this node's address for its peers; detected if None.
         node_rank: the rank it asks for.
         local_world_size: workers it starts.
-        slot: the place it fills; a newcomer with the same slot replaces it.
-        topology: label whose nodes get neighbouring ranks.
+        slot: the pod or task it runs as; a new node with the same slot replaces it.
+        topology: label; nodes with the same one get neighbouring ranks.
         role: name of its workers' role.
         backend_name: what `get_backend` returns.
-        new_incarnation: open the run afresh if it is found closed at the first join.
+        new_incarnation: open the run again if it is closed at the first join.
 
-    The attribute `propose_port` takes this node's address and returns the port that is
-    proposed with it, at each join: one that is held until this node is rank 0 of a round. Whoever
-    must listen there before the round is agreed (a plug-in whose agent hosts the workers' store)
-    puts its own function in its place.
+    The attribute `propose_port` is called at each join with this node's address, and returns the
+    port proposed with it: a free one, held until this node is rank 0 of a round. A plug-in that
+    must listen there earlier replaces the function.
+
+    Raises:
+        ParameterError: names the parameter, its value and what is allowed.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         params: RendezvousParameters,
         backend_name: str,
     ) -> "DynamicRendezvousHandler":
-        """Make a handler with the hints that parameters give (slot, topology, role, ...)."""
+        """Return a handler with the hints in the parameters (slot, topology, role, ...)."""
         return cls(
             coordinator,
             settings,
@@ -129,7 +131,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         node_rank: int | None = None,
         local_world_size: int = 1,
     ) -> "DynamicRendezvousHandler":
-        """Make a handler whose run lives in a backend, without a server.
+        """Return a handler whose run is kept in a backend, without a server.
 
         Args:
             run_id: name of the run.
@@ -139,18 +141,22 @@ class DynamicRendezvousHandler(RendezvousHandler):
             max_nodes: most nodes of a round.
             local_addr: this node's address as its peers reach it.
             timeout: join, last call, close, heartbeat.
-            keep_alive_interval: seconds or timedelta between signs of life.
-            keep_alive_max_attempt: signs of life that a lease holds.
+            keep_alive_interval: seconds or timedelta between heartbeats.
+            keep_alive_max_attempt: heartbeats within a lease.
             node_rank: the rank this node asks for.
             local_world_size: workers it starts.
+
+        Raises:
+            ParameterError: names the parameter, its value and what is allowed.
         """
-        from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+        # Imported here: a node with a server never needs it.
+        from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 
         settings = RendezvousSettings(
             run_id, min_nodes, max_nodes, timeout, keep_alive_interval, keep_alive_max_attempt
         )
         return cls(
-            SharedCoordinator(backend, store, settings),
+            ServerlessCoordinator(backend, store, settings),
             settings,
             local_addr=local_addr,
             node_rank=node_rank,
@@ -161,10 +167,16 @@ class DynamicRendezvousHandler(RendezvousHandler):
     # -- joining --------------------------------------------------------------------------
 
     def next_rendezvous(self, why: str = "") -> RendezvousInfo:
-        """Join, or join again, and block until a round is agreed (see the base class).
+        """Join, or join again, and block until a round is agreed, within the join timeout.
 
         Args:
-            why: what makes this node ask again, told to the others; found by itself if empty.
+            why: the reason, which the other nodes are told; taken from the view if empty.
+
+        Returns:
+            This node's rank, the number of nodes, the round's store and bootstrap address.
+
+        Raises:
+            RendezvousError: as `RendezvousHandler.next_rendezvous`.
         """
         deadline = self._deadline(self._settings.timeout.join)
         if not self._joining.acquire(timeout=deadline.remaining()):
@@ -195,16 +207,16 @@ class DynamicRendezvousHandler(RendezvousHandler):
             fenced = self._coordinator.view().fenced
             if fenced is None or fenced.refusal is not Refusal.FENCED:
                 raise
-            self._shut_out(fenced)  # it hears of its fencing only now; it comes again once
+            self._shut_out(fenced)  # it learns of its fencing only now
             return self._ask(deadline, why)
 
     def _shut_out(self, fenced: Refused) -> None:
         self._seat = None
-        if fenced.refusal is Refusal.REPLACED:  # I1: of two in one place, one must give in
+        if fenced.refusal is Refusal.REPLACED:  # I1: another node has its slot
             raise RendezvousStateError(
                 f"run {self._run_id!r}: {fenced.why}; a replaced node must not return"
             )
-        if fenced.refusal is Refusal.FENCED:  # L2: it comes as a newcomer
+        if fenced.refusal is Refusal.FENCED:  # L2: it joins as a new node
             self._node_id = uuid.uuid4().hex
 
     def _ask(self, deadline: Deadline, why: str) -> Assignment:
@@ -245,26 +257,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     # -- what is known ----------------------------------------------------------------------
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
         return self._backend_name
 
     def get_run_id(self) -> str:
-        """Return the name of the run."""
         return self._run_id
 
     @property
     def settings(self) -> RendezvousSettings:
-        """What this node asks the run to be."""
+        """The settings that this node has asked for."""
         return self._settings
 
     @property
     def node_id(self) -> str:
-        """This node's id; another one after it was fenced."""
+        """This node's id; a new one after it was fenced."""
         return self._node_id
 
     @property
     def round(self) -> int:
-        """Number of the last round this node got a seat in, 0 before the first."""
+        """Number of the last round in which this node had a seat, 0 before the first."""
         return self._seat.round if self._seat else 0
 
     @property
@@ -273,7 +283,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self._seat.incarnation if self._seat else 0
 
     def view(self) -> View:
-        """Return what this node was told so far; no request.
+        """Return what this node knows of the run; no request.
 
         Raises:
             RendezvousStateError: the coordinator's background thread failed.
@@ -288,15 +298,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return view
 
     def is_closed(self) -> bool:
-        """Return whether the run is known to be closed; no request."""
         return self.view().closed is not None
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for the next round; above zero: join again. No request.
 
-        Spares do not count, and a node that works in no round is told 0 (rule N1). When the
-        round is over (a node was lost, or asked for a new one), everybody waits for this
-        node: it is at least 1, so that an agent that looks at nothing else joins again.
+        Spares do not count, and it is 0 for a node without a seat (rule N1). Once the round is
+        over (a node was lost, or joined again), it is at least 1, so that an agent that looks at
+        nothing else joins again.
         """
         view = self.view()
         if view.opened is not None:
@@ -304,11 +313,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return view.waiting if view.assignment is not None else 0
 
     def report(self) -> Report:
-        """Return what the run is doing (one request)."""
+        """Return what the run is doing (one request, within the close timeout)."""
         return self._coordinator.report(self._deadline(self._settings.timeout.close))
 
     def waiting_for(self) -> Report:
-        """Return what a join waits for: the report without members and rounds (one request)."""
+        """Return the report without members and rounds (one request)."""
         return self._coordinator.brief_report(self._deadline(self._settings.timeout.close))
 
     def wait_for_change(self, timeout: float | timedelta, since: View | None = None) -> View:
@@ -316,10 +325,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
         Args:
             timeout: seconds or timedelta.
-            since: the view the caller has acted on; nothing between is missed.
+            since: the last view that the caller knows; no change after it is missed.
 
         Returns:
             The view now, the same as `since` if the time is up.
+
+        Raises:
+            RendezvousStateError: the coordinator's background thread failed.
         """
         known = self.view() if since is None else since
         with self._changed:
@@ -333,7 +345,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return self.view()
 
     def _on_view(self, view: View) -> None:
-        if self._waiting:  # who begins to wait just now sees this view already
+        if self._waiting:  # a thread that begins to wait now sees this view
             with self._changed:
                 self._changed.notify_all()
         self._notify()
@@ -341,36 +353,52 @@ class DynamicRendezvousHandler(RendezvousHandler):
     # -- going ------------------------------------------------------------------------------
 
     def set_closed(self, why: str = "set_closed() was called") -> None:
-        """Close the run for everyone, within the close timeout."""
+        """Close the run for all nodes, within the close timeout.
+
+        Args:
+            why: the reason, which all nodes are told.
+
+        Raises:
+            RendezvousConnectionError: the coordinator cannot be reached.
+        """
         self._coordinator.close(why, self._deadline(self._settings.timeout.close))
 
     def finish(self) -> None:
-        """Say that this node's work in its round is done; the last one closes the run."""
+        """Report that this node's work is done; the last node to do so closes the run.
+
+        Raises:
+            RendezvousStateError: it has no seat, or its round is over.
+            RendezvousConnectionError: the coordinator cannot be reached.
+        """
         self._coordinator.finish(self._deadline(self._settings.timeout.close))
 
     def fail(self, failure: Failure) -> None:
-        """Say that a worker failed: the round is over for all."""
+        """Report that a worker failed; the round is over for all nodes. Raises as `finish`."""
         self._coordinator.fail(failure, self._deadline(self._settings.timeout.close))
 
     def notice(self, why: str, seconds: float | timedelta | None = None) -> None:
-        """Say that this node will leave, so that all can save before it does.
+        """Give notice that this node will leave, so that all nodes can save before it does.
 
-        Everybody in the round, this node included, finds it in `view().notices`.
+        All nodes of the round, this one included, find it in `view().notices`.
 
         Args:
             why: for people ("SIGTERM of the scheduler").
-            seconds: how long it still has, seconds or timedelta; None if that is not known.
+            seconds: time left, in seconds or as timedelta; None if that is not known.
+
+        Raises:
+            RendezvousStateError: it has not joined.
+            RendezvousConnectionError: the coordinator cannot be reached.
         """
         left = seconds if seconds is None else to_seconds(seconds)
         self._coordinator.notice(why, left, self._deadline(self._settings.timeout.close))
 
     def leave(self, why: str = "") -> None:
-        """Go in good order; the others are told. Never closes the run (rule L3)."""
+        """Leave the run; the others are told why. Never closes the run (rule L3)."""
         self._port.release()
         self._coordinator.leave(why, self._deadline(self._settings.timeout.close))
 
     def shutdown(self) -> bool:
-        """Leave and release everything, within the close timeout; the run goes on without us.
+        """Leave and release everything, within the close timeout; the run goes on.
 
         Returns:
             True when the backend was shut down; the same answer when called again.

@@ -1,8 +1,7 @@
-"""What a caller asks for: `RendezvousParameters`, and `RendezvousTimeout` made from them.
+"""`RendezvousParameters`: what a handler is made from, and `RendezvousTimeout`.
 
-Values come from code, from `key=value` texts of a command line or from the environment, so
-each is read leniently (a number may be a text) and refused by name: parameter, value, and
-what is allowed.
+Values come from code, from `key=value` texts or from the environment, so a number may be a text.
+A wrong one is refused with the parameter, the value, and what is allowed.
 """
 
 import math
@@ -24,12 +23,16 @@ def wrong(name: str, value: object, allowed: str) -> ParameterError:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value, of whatever type it came, is a text that is not empty."""
+    """Return whether a value is a text that is not empty."""
     return isinstance(value, str) and value != ""
 
 
 def as_int(name: str, value: object, least: int | None = None) -> int:
-    """Return a whole number given as int or text (ParameterError otherwise)."""
+    """Return a whole number given as int or text.
+
+    Raises:
+        ParameterError: it is something else, or below `least`.
+    """
     allowed = "a whole number" + ("" if least is None else f" of at least {least}")
     if isinstance(value, bool) or not isinstance(value, int | str | float):
         raise wrong(name, value, allowed)
@@ -61,20 +64,20 @@ def as_seconds(name: str, value: object, *, zero: bool = False) -> float:
 
 
 class RendezvousParameters:
-    """Everything needed to make a handler.
+    """All that is needed to make a handler.
 
     Args:
         backend: name of the backend ("core", "static", "file", or a plug-in's).
-        endpoint: where the nodes meet: host:port of the server, or several with commas of which
-            one leads (backend "file": a path).
+        endpoint: host:port of the server, or several with commas of which one leads (backend
+            "file": a path).
         run_id: name of the run.
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round; min_nodes if not given.
-        local_addr: this node's address as its peers reach it; found by itself when empty.
+        local_addr: this node's address for its peers; detected if empty.
         node_rank: the rank this node asks for.
         local_world_size: workers that this node starts.
-        config: more parameters, for the backend and for the timeouts.
-        **kwargs: the same, and stronger than `config`.
+        config: parameters of the backend, settings and timeouts (docs/defaults.md).
+        **kwargs: the same; they take precedence over `config`.
 
     Raises:
         ParameterError: names the parameter, its value and what is allowed.
@@ -155,20 +158,23 @@ class RendezvousParameters:
 
     @property
     def timeout(self) -> "RendezvousTimeout":
-        """The timeouts that these parameters and the defaults make."""
+        """The timeouts in these parameters; else the defaults."""
         return RendezvousTimeout.from_params(self)
 
 
 class RendezvousTimeout:
     """How long the parts of a rendezvous may take.
 
-    Seconds or timedelta in, timedelta out; each must be above zero, fractions are fine.
+    Given as seconds or timedelta, each above zero; read as timedelta.
 
     Args:
         join: for a round to be complete (600 s).
         last_call: extra wait once min_nodes are there (30 s).
         close: for closing, leaving and shutting down (30 s).
         heartbeat: the lease: silence after which a node is lost (15 s).
+
+    Raises:
+        ParameterError: names the argument, its value and what is allowed.
     """
 
     __slots__ = ("_close", "_heartbeat", "_join", "_last_call")
@@ -191,7 +197,7 @@ class RendezvousTimeout:
 
     @classmethod
     def from_params(cls, params: RendezvousParameters) -> Self:
-        """Return the timeouts given as `join`, `join_timeout` and so on, and the defaults."""
+        """Return the timeouts of parameters, by any of their names; else the defaults."""
         return cls(
             params.get_as_seconds("join"),
             params.get_as_seconds("last_call"),

@@ -1,8 +1,8 @@
 """Backend name -> creator of handlers.
 
-Names are looked up in this order: what was registered (the built-ins are), then the entry
-points of installed packages (group `rallypoint.handlers`), of which only the one that was
-asked for is loaded. A plug-in that cannot be loaded is an error of whoever asks for it.
+A name is looked up among the registered ones (the built-ins are registered), then among the entry
+points of installed packages (group `rallypoint.handlers`), of which only the named one is loaded.
+A plug-in that cannot be loaded is an error of the call that names it.
 """
 
 import threading
@@ -46,7 +46,7 @@ class RendezvousHandlerRegistry:
         self._plugins = plugins
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Register a creator; doing so again with the same one changes nothing.
+        """Register a creator; to register the same one again changes nothing.
 
         Raises:
             ParameterError: the name is empty, or taken by another creator.
@@ -62,12 +62,12 @@ class RendezvousHandlerRegistry:
             )
 
     def names(self) -> list[str]:
-        """Return the names that can be asked for, sorted; loads no plug-in."""
+        """Return all known names, sorted; loads no plug-in."""
         with self._lock:
             return sorted({*self._creators, *self._plugins()})
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Make the handler that `params.backend` names.
+        """Return a new handler of the backend that `params` name.
 
         Raises:
             ParameterError: the name is unknown, or its plug-in cannot be loaded.
@@ -119,7 +119,7 @@ class RendezvousHandlerRegistry:
         )
 
 
-# Built-ins are imported when asked for: a worker that uses none of them pays for none.
+# Built-ins are imported when they are used: a worker that uses none should not pay for them.
 def _core(params: RendezvousParameters) -> RendezvousHandler:
     from rallypoint.rendezvous.client import coordinator
 
@@ -187,9 +187,9 @@ def _serverless(
     store: "Store",
 ) -> RendezvousHandler:
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler
-    from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+    from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 
-    coordinator = SharedCoordinator(backend, store, settings, owns_store=True)
+    coordinator = ServerlessCoordinator(backend, store, settings, owns_store=True)
     return DynamicRendezvousHandler.from_coordinator(coordinator, settings, params, backend.name)
 
 
@@ -218,7 +218,7 @@ def get_registry() -> RendezvousHandlerRegistry:
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Make a handler from the registry of this process (see `create_handler`)."""
+    """Return a new handler of the backend that `params` name; raises as `create_handler`."""
     return rendezvous_handler_registry.create_handler(params)
 
 

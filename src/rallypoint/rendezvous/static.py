@@ -1,10 +1,9 @@
-"""`StaticTCPRendezvous`: ranks and size are known beforehand; one address is enough.
+"""`StaticTCPRendezvous`: ranks and size are fixed, and one address is enough.
 
-The node with rank 0 serves the store at the given address, the others connect to it. Each
-call of `next_rendezvous` is an attempt: all ranks meet in one `all_gather` under the
-attempt's number, to which each brings its address and a free port; rank 0's pair is where
-the workers meet. The number is kept in the store and raised when an attempt is complete, so
-a rank that was started again in the meantime meets the others under the same one.
+Rank 0 serves the store at the given address, the others connect to it. Each call of
+`next_rendezvous` is an attempt: all ranks take part in one `all_gather` under the number of the
+attempt, with their address and a free port; the workers meet at rank 0's. The number is kept in
+the store and raised when an attempt is complete, so that a restarted rank uses the same one.
 """
 
 import os
@@ -45,7 +44,7 @@ _DEFAULT_RUN_ID = "static"
 
 
 class StaticTCPRendezvous(RendezvousHandler):
-    """A rendezvous of ranks known beforehand.
+    """A rendezvous of fixed ranks.
 
     Args:
         params: the parameters, or the address of rank 0 with the arguments that follow.
@@ -53,7 +52,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         rank: of this node.
         world_size: number of nodes.
         run_id: name of the run.
-        timeout: seconds or timedelta for all ranks to come.
+        timeout: seconds or timedelta for all ranks to join.
 
     Raises:
         ParameterError: names the parameter, its value and what is allowed.
@@ -132,7 +131,7 @@ class StaticTCPRendezvous(RendezvousHandler):
     # -- joining --------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet all other ranks under a fresh attempt number."""
+        """Meet all other ranks, within the timeout."""
         deadline = Deadline(self._timeout)
         if not self._joining.acquire(timeout=deadline.remaining()):
             raise RendezvousTimeoutError(
@@ -169,7 +168,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             self._world_size,
             deadline.remaining(),
         )
-        # Whoever is first; the others find it raised already.
+        # The first rank raises it; for the others nothing is left to do.
         self._store.compare_and_swap(_ATTEMPT, attempt, str(number + 1))
         nodes = [msgspec.json.decode(value, type=Node) for value in given]
         self._round = number
@@ -187,7 +186,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         return Node(id=f"rank{self._rank}", address=address, port=port, pid=os.getpid())
 
     def _own_address(self) -> str:
-        # The address that leads to rank 0 is known to all; it is the one they use already.
+        # All ranks reach rank 0 at this address already.
         return self._host if self._rank == 0 else local_address(self._host, self._server.port)
 
     # -- what is known ----------------------------------------------------------------------
@@ -197,7 +196,6 @@ class StaticTCPRendezvous(RendezvousHandler):
         return "static"
 
     def get_run_id(self) -> str:
-        """Return the name of the run."""
         return self._run_id
 
     @property
@@ -216,7 +214,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from error
 
     def set_closed(self) -> None:
-        """Refuse further attempts, of every rank."""
+        """Refuse further attempts of all ranks."""
         try:
             self._store.set(_CLOSED, b"1")
         except StoreConnectionError as error:
@@ -225,7 +223,7 @@ class StaticTCPRendezvous(RendezvousHandler):
             ) from error
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: the ranks are fixed, nobody can come in addition."""
+        """Return 0: the ranks are fixed."""
         return 0
 
     def shutdown(self) -> bool:

@@ -203,7 +203,7 @@ def test_history_of_nodes_is_bounded() -> None:
         run.do(run.join(f"m{number}"), Disconnected(f"m{number}"))
         run.do(Leave(f"m{number}"))
     assert len(run.seen._since) <= 300
-    assert len(run.seen.cut_seconds(run.now)) <= 300
+    assert len(run.seen.disconnected_seconds(run.now)) <= 300
 
 
 def test_event_without_effect_leaves_no_history() -> None:
@@ -240,4 +240,4 @@ def test_restored_connection_is_not_reported_as_lost() -> None:
     run.seal()
     run.do(Disconnected("n1"))
     run.do(Reconnected("n1"))
-    assert run.seen.cut_seconds(run.now) == {}
+    assert run.seen.disconnected_seconds(run.now) == {}

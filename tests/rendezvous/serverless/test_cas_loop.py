@@ -9,7 +9,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousStateError, RendezvousTimeoutError
 from rallypoint.rendezvous.serverless.backends.contract import Token
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
-from rallypoint.rendezvous.serverless.cas_loop import Exchange
+from rallypoint.rendezvous.serverless.cas_loop import CasLoop
 
 SETTINGS = Settings(min_nodes=5, max_nodes=9)
 
@@ -40,7 +40,7 @@ class Counting(MemoryRendezvousBackend):
 
 def test_only_changes_are_written() -> None:
     backend = Counting()
-    exchange = Exchange(backend, "run")
+    exchange = CasLoop(backend, "run")
     step = exchange.run(lambda _: [join("a")], Deadline(5))
     assert list(step.state.candidates) == ["a"]
     assert backend.writes == 1
@@ -60,7 +60,7 @@ def test_lost_race_is_repeated_on_the_new_state() -> None:
         seen.append(len(state.candidates))
         return [join("a")]
 
-    step = Exchange(backend, "run").run(decide, Deadline(5))
+    step = CasLoop(backend, "run").run(decide, Deadline(5))
     assert seen == [0, 1, 2, 3]
     assert set(step.state.candidates) == {"rival0", "rival1", "rival2", "a"}
 
@@ -68,18 +68,18 @@ def test_lost_race_is_repeated_on_the_new_state() -> None:
 def test_races_end_with_the_deadline() -> None:
     backend = Counting(rivals=10_000)
     with pytest.raises(RendezvousTimeoutError, match=r"lost their race within 0\.05 s"):
-        Exchange(backend, "run").run(lambda _: [join("a")], Deadline(0.05))
+        CasLoop(backend, "run").run(lambda _: [join("a")], Deadline(0.05))
 
 
 def test_state_of_another_run_is_refused() -> None:
     backend = MemoryRendezvousBackend()
-    Exchange(backend, "other").run(lambda _: [join("a")], Deadline(5))
+    CasLoop(backend, "other").run(lambda _: [join("a")], Deadline(5))
     with pytest.raises(RendezvousStateError, match="'other'"):
-        Exchange(backend, "run").run(lambda _: [], Deadline(5))
+        CasLoop(backend, "run").run(lambda _: [], Deadline(5))
 
 
 def test_invalid_values_are_refused() -> None:
     backend = MemoryRendezvousBackend()
     backend.set_state(b"nonsense")
     with pytest.raises(RendezvousStateError):
-        Exchange(backend, "run").run(lambda _: [], Deadline(5))
+        CasLoop(backend, "run").run(lambda _: [], Deadline(5))

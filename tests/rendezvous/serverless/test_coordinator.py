@@ -27,7 +27,7 @@ from rallypoint.rendezvous.serverless.backends.store import (
     FileRendezvousBackend,
     StoreRendezvousBackend,
 )
-from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
@@ -46,7 +46,7 @@ class Cluster:
         self.store = MemoryStore()
         self.settings = settings(least, most, **more)
         self.clocks: dict[str, ManualClock] = {}
-        self.nodes: dict[str, SharedCoordinator] = {}
+        self.nodes: dict[str, ServerlessCoordinator] = {}
 
     def add(self, *names: str, why: str = "") -> None:
         for name in names:
@@ -54,7 +54,7 @@ class Cluster:
                 # No two clocks agree, and nothing depends on it (case-B2).
                 self.clocks[name] = ManualClock(1e6 * len(self.clocks))
                 backend = StoreRendezvousBackend(self.store, "run")
-                self.nodes[name] = SharedCoordinator(
+                self.nodes[name] = ServerlessCoordinator(
                     backend, self.store, self.settings, clock=self.clocks[name], threaded=False
                 )
             node = Node(id=name, address=f"host{name}", port=1, pid=1)
@@ -290,7 +290,7 @@ def test_node_that_reopens_a_run_is_in_it() -> None:
 
 
 def test_caller_that_never_joined_sees_its_close() -> None:
-    coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
+    coordinator = ServerlessCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
     coordinator.close("not today", Deadline(5))
     closed = coordinator.view().closed
     assert closed is not None
@@ -409,7 +409,7 @@ def test_report() -> None:
 
 
 def test_requests_need_a_seat() -> None:
-    coordinator = SharedCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
+    coordinator = ServerlessCoordinator(MemoryRendezvousBackend(), MemoryStore(), settings())
     with pytest.raises(RendezvousStateError, match="in no round"):
         coordinator.finish(Deadline(1))
     coordinator.leave("", Deadline(1))
@@ -430,7 +430,7 @@ class Handlers:
     def make(self, least: int = 2, most: int = 5) -> DynamicRendezvousHandler:
         held = settings(least, most, **{"lease": 0.9, "last_call": 0.3, **self.more})
         backend = StoreRendezvousBackend(self.store, "run")
-        coordinator = SharedCoordinator(backend, self.store, held)
+        coordinator = ServerlessCoordinator(backend, self.store, held)
         handler = DynamicRendezvousHandler(coordinator, held, local_addr="127.0.0.1")
         self.all.append(handler)
         return handler
@@ -470,7 +470,7 @@ def joining(*handlers: DynamicRendezvousHandler) -> Iterator[Callable[[], list[A
 
 def stop_silently(handler: DynamicRendezvousHandler) -> None:
     coordinator = handler._coordinator
-    assert isinstance(coordinator, SharedCoordinator)
+    assert isinstance(coordinator, ServerlessCoordinator)
     coordinator._host.halt()
 
 
@@ -518,7 +518,7 @@ def test_main_job(handlers: Handlers) -> None:
 def test_join_times_out_with_what_is_missing(handlers: Handlers) -> None:
     handlers.more["last_call"] = 1
     held = RendezvousSettings("run", 2, 4, RendezvousTimeout(join=0.3))
-    coordinator = SharedCoordinator(
+    coordinator = ServerlessCoordinator(
         StoreRendezvousBackend(handlers.store, "run"), handlers.store, held
     )
     handler = DynamicRendezvousHandler(coordinator, held, local_addr="127.0.0.1")

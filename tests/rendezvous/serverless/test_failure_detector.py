@@ -14,7 +14,7 @@ from rallypoint.core.events import (
     RejoinOver,
 )
 from rallypoint.core.state import Node, RunState, Settings
-from rallypoint.rendezvous.serverless.failure_detector import Observer, lease_seconds
+from rallypoint.rendezvous.serverless.failure_detector import FailureDetector, lease_seconds
 from rallypoint.testing.fakes import ManualClock
 
 SETTINGS = Settings(
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, *names: str, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock(5)
-        self.observer = Observer(self.clock)
+        self.observer = FailureDetector(self.clock)
         self.state = advance(RunState(run_id="run"), *joins(*names)).state
 
     def look(self, seconds: float = 0.0, *others: str) -> list[Event]:

@@ -17,8 +17,8 @@ from rallypoint.errors import (
 )
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
-from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
-from rallypoint.rendezvous.serverless.host import SharedHost
+from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
+from rallypoint.rendezvous.serverless.host import ServerlessHost
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
@@ -39,7 +39,7 @@ class Unreachable(MemoryRendezvousBackend):
         return super().wait_for_change(token, min(timeout, 0.05))
 
 
-def wait_for(coordinator: SharedCoordinator, condition: Callable[[View], bool]) -> View:
+def wait_for(coordinator: ServerlessCoordinator, condition: Callable[[View], bool]) -> View:
     done = threading.Event()
     end = coordinator.watch(lambda view: done.set() if condition(view) else None)
     if not condition(coordinator.view()):
@@ -48,9 +48,9 @@ def wait_for(coordinator: SharedCoordinator, condition: Callable[[View], bool]) 
     return coordinator.view()
 
 
-def join_alone(backend: RendezvousBackend) -> SharedCoordinator:
+def join_alone(backend: RendezvousBackend) -> ServerlessCoordinator:
     held = RendezvousSettings("run", 1, 1, lease=0.6)
-    coordinator = SharedCoordinator(backend, MemoryStore(), held)
+    coordinator = ServerlessCoordinator(backend, MemoryStore(), held)
     node = Node(id="a", address="h", port=1)
     assert coordinator.join(node, held.core(), Deadline(5), "", False).rank == 0
     return coordinator
@@ -91,8 +91,8 @@ def test_shutdown_at_an_outage_says_so() -> None:
     assert not coordinator.shutdown(Deadline(0.3))
 
 
-def alone(clock: ManualClock | None = None) -> SharedHost:
-    return SharedHost(MemoryRendezvousBackend(), "run", "memory", 9.0, clock or ManualClock())
+def alone(clock: ManualClock | None = None) -> ServerlessHost:
+    return ServerlessHost(MemoryRendezvousBackend(), "run", "memory", 9.0, clock or ManualClock())
 
 
 def test_watchers_see_each_step_once_and_in_order() -> None:

@@ -26,7 +26,7 @@ from rallypoint.core.events import (
 from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import Gathering, Round, Sealed, Verdict
 from rallypoint.rendezvous.client.session import Session
-from rallypoint.rendezvous.serverless.failure_detector import Observer
+from rallypoint.rendezvous.serverless.failure_detector import FailureDetector
 from rallypoint.server import connection, runs, store_host
 from rallypoint.server.journal import records
 from rallypoint.server.journal.group_commit import GroupCommit
@@ -204,20 +204,20 @@ def blind_writes(patch: Patch) -> None:
 
 
 def beats_are_not_seen(patch: Patch) -> None:
-    silent = Observer._silent
+    silent = FailureDetector._silent
 
-    def blind(self: Observer, state: Any, *given: Any) -> Any:
-        return silent(self, state, *given) if not self._signs else _judge(self, state, *given)
+    def blind(self: FailureDetector, state: Any, *given: Any) -> Any:
+        return silent(self, state, *given) if not self._heartbeats else _judge(self, state, *given)
 
-    def _judge(self: Observer, state: Any, me: str, now: float, lease: float) -> list[Event]:
-        before = {who: sign.at for who, sign in self._signs.items()}
+    def _judge(self: FailureDetector, state: Any, me: str, now: float, lease: float) -> list[Event]:
+        before = {who: sign.at for who, sign in self._heartbeats.items()}
         lost = silent(self, state, me, now, lease)
         for who, at in before.items():
-            if who in self._signs:
-                self._signs[who].at = at
+            if who in self._heartbeats:
+                self._heartbeats[who].at = at
         return lost
 
-    patch.setattr(Observer, "_silent", blind)
+    patch.setattr(FailureDetector, "_silent", blind)
 
 
 def a_seat_is_not_told(patch: Patch) -> None:
@@ -257,7 +257,7 @@ def no_budget(patch: Patch) -> None:
 
 
 def nobody_is_put_out(patch: Patch) -> None:
-    patch.setattr(exclusion, "_put_out", lambda d, member, out: None)
+    patch.setattr(exclusion, "_remove", lambda d, member, out: None)
 
 
 def who_is_kept_out_comes_in(patch: Patch) -> None:

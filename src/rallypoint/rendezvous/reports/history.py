@@ -1,12 +1,11 @@
-"""What a run has been through: its rounds, since when things are as they are. PURE.
+"""The history of a run: its rounds, and since when its nodes are where they are. PURE.
 
-The state holds no time, and nothing in it is older than the round before. Whoever runs the
-core (the server, `status --watch` over a shared state) tells a history of each step, with
-the time on a monotonic clock of its own; what comes out are durations, never moments, so
-that no two clocks are compared.
+The state holds no time, and nothing older than the previous round. The host of a run (the server,
+or `status --watch` without one) adds each step to a `History`, with the time on its own monotonic
+clock. Reports contain durations only, so that no two clocks are compared.
 
-A step costs what has changed, not what there is: nothing here walks over all members. The
-memory is bounded: `ROUNDS_KEPT` rounds, and the names of `SEATS_KEPT` participants.
+The cost of a step depends on what has changed, not on the number of nodes. Memory is bounded:
+`ROUNDS_KEPT` rounds, and the names of `SEATS_KEPT` participants.
 """
 
 from collections import deque
@@ -41,7 +40,7 @@ from rallypoint.rendezvous.coordinator import NoticeLine, RoundLine
 ROUNDS_KEPT = 64
 SEATS_KEPT = 4096
 LOST_SHOWN = 8
-FEW = 256  # nodes, of which it is not worth asking whether they are still there
+FEW = 256  # nodes: below that many, entries of nodes that left stay
 CAUSES = {
     Cause.LEASE: "lease",
     Cause.DISCONNECT: "disconnect",
@@ -51,7 +50,7 @@ CAUSES = {
 
 @dataclass
 class Entry:
-    """One round while it is remembered; times on the clock of whoever notes."""
+    """One round; times are on the host's clock."""
 
     incarnation: int
     number: int
@@ -67,7 +66,7 @@ class Entry:
     left: set[str] = field(default_factory=set)
 
     def line(self, now: float) -> RoundLine:
-        """Return the round as it is told at a time."""
+        """Return the row of a report made at a time."""
         return RoundLine(
             incarnation=self.incarnation,
             number=self.number,
@@ -86,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Loss:
-    """A node that was lost: how, and how long after its last sign of life that was seen."""
+    """A lost node: how it was lost, and how long after its last heartbeat."""
 
     label: str
     cause: str
@@ -95,14 +94,14 @@ class Loss:
 
 @dataclass(frozen=True)
 class Noted:
-    """What a step brought about, for whoever counts: rounds sealed, nodes lost."""
+    """What happened in a step, for counters: a round sealed, nodes lost."""
 
     sealed: Entry | None = None
     losses: tuple[Loss, ...] = ()
 
 
 class History:
-    """What one run has been through, as its host saw it."""
+    """The history of one run."""
 
     def __init__(self) -> None:
         self.rounds: deque[Entry] = deque(maxlen=ROUNDS_KEPT)
@@ -110,7 +109,7 @@ class History:
         self._named: deque[Entry] = deque()  # those of `rounds` with a record
         self._seats = 0  # of these
         self._since: dict[NodeId, float] = {}
-        self._cut: dict[NodeId, float] = {}
+        self._disconnected_at: dict[NodeId, float] = {}
         self._noticed: dict[NodeId, float] = {}
 
     def note(
@@ -121,20 +120,20 @@ class History:
         now: float,
         heard: Callable[[NodeId], float | None] = lambda _: None,
     ) -> Noted:
-        """Take in one step.
+        """Add one step.
 
         Args:
             before, after: the states around it.
             events: what was applied.
             now: monotonic seconds.
-            heard: when a node last gave a sign of life, on the same clock.
+            heard: when the last heartbeat of a node came, on the same clock.
         """
         self._noticed = {node: self._notice_at(node, before, after, now) for node in after.notices}
         losses: list[Loss] = []
         lost: list[str] = []
         for event in events:
             self._event(before, event, after, now, heard, losses, lost)
-        lost += _put_out(before, after)
+        lost += _excluded(before, after)
         if after.settings is None:
             return Noted(None, tuple(losses))
         changed = type(before.phase) is not type(after.phase) or _key(before) != _key(after)
@@ -147,7 +146,7 @@ class History:
         return Noted(sealed, tuple(losses))
 
     def _notice_at(self, node: NodeId, before: RunState, after: RunState, now: float) -> float:
-        """Return when a notice's seconds began; of two the one that ends sooner holds (P1)."""
+        """Return when the time of a notice began; of two notices the sooner one holds (P1)."""
         at, known, notice = self._noticed.get(node, now), before.notices.get(node), after.notices
         seconds = notice[node].seconds
         if known is None or known == notice[node] or known.seconds is None or seconds is None:
@@ -171,16 +170,16 @@ class History:
             case Finish(node=gone):
                 self._since[gone] = now
             case Disconnected(node=gone):
-                self._cut[gone] = now
+                self._disconnected_at[gone] = now
             case Reconnected(node=gone):
-                self._cut.pop(gone, None)
+                self._disconnected_at.pop(gone, None)
             case Leave(node=gone) | Lost(node=gone):
                 member = find(before, gone)
                 if member is None or find(after, gone) is not None:
                     return
                 lost.append(member.node.label)
                 if isinstance(event, Lost):
-                    silent_at = self._cut.pop(gone, None) or heard(gone) or now
+                    silent_at = self._disconnected_at.pop(gone, None) or heard(gone) or now
                     cause = CAUSES[event.cause]
                     losses.append(Loss(member.node.label, cause, now - silent_at))
             case RejoinOver():
@@ -202,7 +201,7 @@ class History:
         now: float,
         lost: list[str],
     ) -> None:
-        """A new round gathers; whoever opened it has ended the one before."""
+        """A new round gathers, and the previous one has ended."""
         why = after.opening or _why_opened(before, events, after)
         entry = self.rounds[-1] if self.rounds else None
         if entry is not None and entry.ended_at is None:
@@ -214,7 +213,7 @@ class History:
         self.rounds.append(entry)
 
     def _ended(self, after: RunState, now: float) -> Entry | None:
-        """Take in that the round is sealed, or the run closed; return what was sealed now."""
+        """Set that the round is sealed, or the run closed; return a round that was sealed now."""
         entry, phase = self.rounds[-1], after.phase
         if isinstance(phase, Closed) and entry.ended_at is None:
             entry.ended_at, entry.ended_because = now, f"{phase.by}: {phase.why}"
@@ -226,7 +225,7 @@ class History:
         return entry
 
     def _keep_names(self, entry: Entry) -> None:
-        """Keep the names of a round's participants, and let go of the oldest ones."""
+        """Keep the names of a round's participants, and drop the oldest ones."""
         named = self._named
         named.append(entry)
         self._seats += entry.size
@@ -236,15 +235,17 @@ class History:
             self._seats -= oldest.size
 
     def _forget(self, after: RunState) -> None:
-        if len(self._since) <= FEW and len(self._cut) <= FEW:
+        if len(self._since) <= FEW and len(self._disconnected_at) <= FEW:
             return
         live = sum(len(getattr(after, place)) for place in PLACES)
         if len(self._since) > 2 * live + FEW:
             self._since = {n: at for n, at in self._since.items() if find(after, n)}
-        if len(self._cut) > live + FEW:
-            self._cut = {n: at for n, at in self._cut.items() if find(after, n)}
+        if len(self._disconnected_at) > live + FEW:
+            self._disconnected_at = {
+                n: at for n, at in self._disconnected_at.items() if find(after, n)
+            }
 
-    # -- what is told -----------------------------------------------------------------------
+    # -- for reports ------------------------------------------------------------------------
 
     def place_seconds(self, node: NodeId, place: str, now: float) -> float | None:
         """Return how long a node has been in its place."""
@@ -260,12 +261,12 @@ class History:
             at = max(since, entry.sealed_at or entry.opened_at)
         return now - at
 
-    def cut_seconds(self, now: float) -> dict[NodeId, float]:
-        """Return how long the nodes whose connection is cut have been so."""
-        return {node: now - at for node, at in self._cut.items()}
+    def disconnected_seconds(self, now: float) -> dict[NodeId, float]:
+        """Return how long the disconnected nodes have been disconnected."""
+        return {node: now - at for node, at in self._disconnected_at.items()}
 
     def notices(self, state: RunState, now: float) -> tuple[NoticeLine, ...]:
-        """Return who will leave, and when."""
+        """Return which nodes will leave, and when."""
         return tuple(
             NoticeLine(n.node, n.label, n.why, n.by, n.seconds, self._left(n.node, n.seconds, now))
             for n in state.notices.values()
@@ -276,15 +277,15 @@ class History:
         return None if seconds is None or at is None else max(0.0, at + seconds - now)
 
     def lines(self, now: float) -> tuple[RoundLine, ...]:
-        """Return the rounds that are remembered, oldest first."""
+        """Return the kept rounds, oldest first."""
         return tuple(entry.line(now) for entry in self.rounds)
 
 
 def _why_opened(before: RunState, events: Sequence[Event], after: RunState) -> str:
-    """Return why a round was opened that was sealed, too, within the same step.
+    """Return why a round was opened that was also sealed within the same step.
 
-    The state says it only while the round gathers; then the first event that could have
-    opened it is what did.
+    The state gives the reason only while the round gathers; here it is the first event that could
+    have opened the round.
     """
     if before.incarnation != after.incarnation:
         return "the run was opened again"
@@ -298,7 +299,7 @@ def _why_opened(before: RunState, events: Sequence[Event], after: RunState) -> s
                 label, text = member.node.label, "was lost"
             case Fail(failure=failure):
                 return f"a worker failed: {failure.label}"
-            case Exclude(by=by, why=why) if gone := _put_out(before, after):
+            case Exclude(by=by, why=why) if gone := _excluded(before, after):
                 label, text = gone[0], f"was excluded by {by}"
             case _:
                 continue
@@ -306,7 +307,7 @@ def _why_opened(before: RunState, events: Sequence[Event], after: RunState) -> s
     return ""
 
 
-def _put_out(before: RunState, after: RunState) -> list[str]:
+def _excluded(before: RunState, after: RunState) -> list[str]:
     """Return the labels of live nodes that were excluded in a step."""
     if after.exclusions is before.exclusions:
         return []
@@ -320,5 +321,5 @@ def _key(state: RunState) -> tuple[int, int]:
 
 
 def ago(now: float, at: float | None) -> float | None:
-    """Return how long ago a moment was, None if there was none."""
+    """Return the seconds since a time, None if there is none."""
     return None if at is None else max(0.0, now - at)

@@ -1,4 +1,4 @@
-"""What a run is doing, as a report: from its state, and what a history has seen of it. PURE."""
+"""The report of a run, made of its state and its history. PURE."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -54,9 +54,9 @@ def report_of(
     Args:
         state: of the run.
         server: where the answer comes from, for people.
-        history: what was seen of it over time, None: nothing is known of time.
-        now: on the history's clock.
-        heard: when a node last gave a sign of life, on that clock.
+        history: of the run, None if no times are known.
+        now: on the clock of the history.
+        heard: when the last heartbeat of a node came, on that clock.
         timers: those that run, with the seconds that are left.
     """
     seen = history or History()
@@ -78,7 +78,7 @@ def report_of(
         server=server,
         since_seconds=ago(now, seen.phase_at),
         opened_by=state.opened_by,
-        timers=(*_waits(running), *_graces(state, seen.cut_seconds(now))),
+        timers=(*_waits(running), *_graces(state, seen.disconnected_seconds(now))),
         rounds=seen.lines(now) or _present(state),
         failures=state.failures,
         shut_out=tuple(islice(reversed(state.fenced.items()), SHUT_OUT_SHOWN)),
@@ -112,7 +112,7 @@ def _exclusions(state: RunState, left: Mapping[Timer, float | None]) -> tuple[Ex
 
 
 def _present(state: RunState) -> tuple[RoundLine, ...]:
-    """Return the one round that a state itself tells of, without times."""
+    """Return the round of the state, without times."""
     phase = state.phase
     if state.settings is None or isinstance(phase, Closed):
         return ()
@@ -130,7 +130,7 @@ def _present(state: RunState) -> tuple[RoundLine, ...]:
 
 
 def brief_report(state: RunState, server: str) -> Report:
-    """Return a report that costs the same whatever the number of nodes: for each that waits.
+    """Return a short report, whose cost does not depend on the number of nodes.
 
     Args:
         state: of the run.

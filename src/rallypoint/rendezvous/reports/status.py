@@ -1,12 +1,11 @@
-"""The form in which people and programs are shown what runs are doing. PURE.
+"""The status document of runs and servers. PURE.
 
-One document for `rallypoint status --json`, `/api/v1/...` and the live page. Its name is
-`SCHEMA`; fields are only ever added under one name, and whoever removes one or changes its
-meaning makes a new one. The JSON schema is made from the types below (`json_schema`) and
-shipped as `rallypoint/schemas/status.v1.json`.
+`rallypoint status --json`, `/api/v1/...` and the live page show this document. `SCHEMA` names its
+version: fields may be added to a version, but not removed or changed. The JSON schema is made from
+the types below (`json_schema`) and shipped as `rallypoint/schemas/status.v1.json`.
 
-Every time is a duration, in seconds before the document was made, on the monotonic clock of
-whoever made it; null where it is not known (a shared state holds no times).
+All times are durations: seconds before the document was made, null where they are not known
+(without a server, a run's state holds no times).
 """
 
 import difflib
@@ -127,9 +126,9 @@ class MemberStatus(msgspec.Struct, frozen=True):
         rank: among the nodes, of the last round it took part in.
         host, address, port, pid, slot, role, topology: what it says of itself.
         local_world_size: its workers.
-        connected: false while a cut connection may come back.
+        connected: false while it may reconnect.
         since_seconds: how long it has been in its place.
-        heard_seconds: since its last sign of life.
+        heard_seconds: since its last heartbeat.
     """
 
     id: str
@@ -227,8 +226,8 @@ class RunStatus(msgspec.Struct, frozen=True):
         budget: the failure budget.
         failures: of the last failing round, first one first, after the first one of its row.
         shut_out: the newest nodes that were shut out.
-        exclusions: who is kept out, the oldest first.
-        notices: who will leave.
+        exclusions: of nodes, the oldest first.
+        notices: of nodes that will leave.
     """
 
     run_id: str
@@ -266,7 +265,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def run_status(report: Report) -> RunStatus:
-    """Return the form in which a report is shown."""
+    """Return a report in the form of the document."""
     allowed = report.settings.max_restarts if report.settings else None
     return RunStatus(
         run_id=report.run_id,
@@ -296,10 +295,10 @@ def run_status(report: Report) -> RunStatus:
 
 
 def absent(report: Report) -> tuple[str, ...]:
-    """Return who has not come: members of the round before, ranks asked for, and how many.
+    """Return the missing nodes: participants of the previous round, free ranks, or a number.
 
-    A node that nobody has ever heard of has no name: it is told by the rank that is left
-    over (where all others ask for one), and else counted.
+    A node that never joined has no name. It is named by the rank that is left over if all others
+    ask for one, and is counted otherwise.
     """
     settings = report.settings
     if settings is None or report.phase not in _JOINING:
@@ -333,7 +332,7 @@ def done_sentence(report: Report) -> str:
 
 
 def no_such_run(run: RunStatus, server: ServerStatus | None) -> str:
-    """Return that a run is not there, and which are: the likest names first (None: no server)."""
+    """Return that there is no such run, and the names of others, the most similar first."""
     text = f"{run.source} has no run {run.run_id!r}: no node has joined it"
     if server is None:
         return text

@@ -1,7 +1,6 @@
-"""One read -> advance -> compare-and-set over a backend, run again when the race is lost.
+"""Read, advance, compare-and-set: again if another node has written first.
 
-Messages of a step count only once its state is stored; `Exchange.run` returns after that,
-so whoever acts on a returned step keeps the core's one ordering duty.
+`CasLoop.run` returns a step only when its state is stored, which must come before its messages.
 """
 
 import random
@@ -21,35 +20,35 @@ Pause = Callable[[float], object]
 
 
 def pause(seconds: float) -> None:
-    """Let this thread wait; simulations put their own in its place."""
+    """Wait; simulations replace this."""
     threading.Event().wait(seconds)
 
 
-class Exchange:
-    """Exchanges with one run's state. Not thread-safe; its owner calls it under a lock.
+class CasLoop:
+    """Exchange over one run's state. Not thread-safe.
 
     Args:
         backend: where the state is.
-        run_id: name of the run, for a state that has to be made.
-        pause: waits so many seconds, between two tries.
+        run_id: name of the run, for its first state.
+        pause: waits between two attempts, for a number of seconds.
     """
 
     def __init__(self, backend: RendezvousBackend, run_id: str, pause: Pause = pause) -> None:
         self._backend = backend
         self._run_id = run_id
         self._wait = pause
-        self._known: tuple[bytes, RunState] | None = None  # spares decoding what has not changed
+        self._known: tuple[bytes, RunState] | None = None  # an unchanged state is not decoded again
         self.token: Token | None = None
 
     def run(self, decide: Decide, deadline: Deadline) -> Step:
         """Apply the events that `decide` derives from the state, and store the result.
 
-        `decide` is called again on the fresh state each time that another writer was faster.
-        Without events, or when they change nothing, nothing is written.
+        `decide` is called again with the new state each time that another node was faster.
+        Without events, or if they change nothing, nothing is written.
 
         Raises:
             RendezvousConnectionError, RendezvousStateError: as the backend does.
-            RendezvousTimeoutError: others were faster all the time until the deadline.
+            RendezvousTimeoutError: other nodes were faster until the deadline.
         """
         found = self._backend.get_state()
         races = 0

@@ -1,10 +1,10 @@
-"""The coordinator without a server: every node runs the core in turn.
+"""The coordinator without a server: every node runs the core.
 
-Each request is one exchange (read -> advance -> compare-and-set) with the state that a
-`RendezvousBackend` holds; `shared_host` runs them, and the thread that beats and watches.
+Each request reads the state from a `RendezvousBackend`, advances it, and writes it back with
+compare-and-set (`cas_loop`). A thread (`host`) sends heartbeats and watches for changes.
 
-Meant for small jobs: each node writes once a third of the lease, and each write is read by
-all others, so the traffic grows as the square of the number of nodes.
+For small jobs: each node writes every third of the lease and all others read each write, so the
+traffic grows with the square of the number of nodes.
 """
 
 import logging
@@ -54,7 +54,7 @@ from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.cas_loop import Pause, pause
 from rallypoint.rendezvous.serverless.failure_detector import BEATS_PER_LEASE
-from rallypoint.rendezvous.serverless.host import SharedHost
+from rallypoint.rendezvous.serverless.host import ServerlessHost
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View, run_closed, seat_of
 from rallypoint.store.api import Store
@@ -64,17 +64,17 @@ from rallypoint.wallclock import now_text
 _log = logging.getLogger(__name__)
 
 
-class SharedCoordinator(Coordinator):
+class ServerlessCoordinator(Coordinator):
     """One node's way to a run whose state is in a backend.
 
     Args:
         backend: holds the run's state.
-        store: shared by all nodes of the run; the rounds get parts of it.
+        store: shared by all nodes of the run; each round gets a part of it.
         settings: what this node asks for (run id, lease, close timeout).
         clock: monotonic clock in seconds.
-        threaded: False leaves it to the caller to call `step` (tests, simulations).
+        threaded: False: no thread; the caller calls `step` (tests, simulations).
         owns_store: close the store at `shutdown`.
-        pause: waits so many seconds, between two tries.
+        pause: waits between two attempts, for a number of seconds.
     """
 
     def __init__(
@@ -97,14 +97,13 @@ class SharedCoordinator(Coordinator):
         self._label = f"a node that has not joined (pid {os.getpid()})"
         where = f"backend {backend.name} ({_unwrapped(store)!r})"
         lease = settings.lease.total_seconds()
-        self._host = SharedHost(backend, settings.run_id, where, lease, clock, pause)
+        self._host = ServerlessHost(backend, settings.run_id, where, lease, clock, pause)
 
     # -- joining --------------------------------------------------------------------------
 
     def join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> Assignment:
-        """Ask for the next round and wait for it (see the contract)."""
         self.ask_to_join(node, settings, deadline, why, new_incarnation)
         if self._threaded:
             self._host.start()
@@ -120,14 +119,14 @@ class SharedCoordinator(Coordinator):
             seat = self.outcome()
             if seat is not None:
                 return seat
-            # A round was sealed with us and is over before we saw it: join the next.
+            # A round with this node was sealed and is over already: join the next one.
             self.ask_to_join(node, settings, deadline, why, False)
         return self._give_up(node, deadline)
 
     def ask_to_join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> None:
-        """Ask for the next round without waiting for it; `outcome` tells what came of it."""
+        """Ask for the next round without waiting for it; `outcome` returns the result."""
         host = self._host
         same = host.node is not None and host.node.id == node.id
         shut_out = host.view.fenced is not None
@@ -140,7 +139,7 @@ class SharedCoordinator(Coordinator):
         self._check(step, node.id)
 
     def outcome(self) -> Assignment | None:
-        """Return the seat once there is one; None while waiting or when told to join again.
+        """Return the seat once there is one, None while waiting or if the round is over.
 
         Raises as `join` does.
         """
@@ -170,7 +169,7 @@ class SharedCoordinator(Coordinator):
 
         before = self._host.state
         step = self._host.ask(withdraw, self._close_deadline())
-        if seats[0] is not None:  # sealed in the last moment
+        if seats[0] is not None:  # sealed at the last moment
             return seats[0]
         if (closed := run_closed(step.state)) is not None:
             raise _closed_error(self._run_id, closed)
@@ -186,42 +185,37 @@ class SharedCoordinator(Coordinator):
     # -- other requests -------------------------------------------------------------------
 
     def leave(self, why: str, deadline: Deadline) -> None:
-        """Go in good order; nothing happens if not joined."""
         node = self._host.node
         if node is not None:
             self._host.ask(lambda _: [Leave(node.id, why)], deadline, leaving=True)
 
     def finish(self, deadline: Deadline) -> None:
-        """Say that this node's work in its round is done."""
         node, seat = self._seated("finish")
         event = Finish(node.id, seat.incarnation, seat.round, now_text())
         self._check(self._host.ask(lambda _: [event], deadline), node.id)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
-        """Say that a worker failed: the round is over for all."""
         node, seat = self._seated("fail")
         event = Fail(node.id, seat.incarnation, seat.round, failure)
         self._check(self._host.ask(lambda _: [event], deadline), node.id)
 
     def close(self, why: str, deadline: Deadline) -> None:
-        """End the incarnation for everyone."""
         seat = self.view().assignment
         known = seat.incarnation if seat else 0
         self._host.ask(lambda _: [Close(self._label, why, now_text(), known)], deadline)
 
     def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
-        """Say that this node will leave; all are told."""
         node = self._host.node
         if node is None:
             raise RendezvousStateError(f"run {self._run_id!r}: notice: this node has not joined")
         self._host.ask(lambda _: [Notify(node.id, why, seconds=seconds)], deadline)
 
     def order(self, event: Order, deadline: Deadline) -> None:
-        """Have something done to the run; whoever can write its state may."""
+        """Any node that can write the state may do this."""
         self._host.ask(lambda _: [event], deadline)
 
     def heartbeat(self) -> None:
-        """Store one sign of life now."""
+        """Store one heartbeat now."""
         node = self._host.node
         if node is not None:
             limit = Deadline(self._settings.lease / BEATS_PER_LEASE)
@@ -235,28 +229,24 @@ class SharedCoordinator(Coordinator):
     # -- what is known ----------------------------------------------------------------------
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        """Return the participants of this node's round, in rank order; no request."""
         return self._host.members
 
     def view(self) -> View:
-        """Return what was seen so far, without a request."""
         return self._host.view
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher` with each new view, from the background thread."""
         return self._host.watch(watcher)
 
     def local_address(self, deadline: Deadline) -> str:
-        """Return this node's address as the store's server, or a far host, would see it."""
+        """The address from which this node reaches the store's server, or a far host."""
         host, port = store_endpoint(_unwrapped(self._base_store)) or (None, 0)
         return addresses.local_address(host, port)
 
     def store(self) -> Store:
-        """Return the run's part of the store."""
         return self._store
 
     def step(self) -> float:
-        """Do what the background thread does at each change (see `SharedHost.step`)."""
+        """Do what the background thread does at each change (see `ServerlessHost.step`)."""
         return self._host.step()
 
     def shutdown(self, deadline: Deadline) -> bool:
@@ -269,13 +259,13 @@ class SharedCoordinator(Coordinator):
         except RendezvousError as error:
             well = False
             _log.warning("run %r: leaving at shutdown failed: %s", self._run_id, error)
-        if leaving:  # its own write wakes the thread; otherwise it ends with its pause
+        if leaving:  # the write wakes the thread; without one it ends after its pause
             host.wait_for_end(deadline.remaining())
         if self._owns_store:
             self._base_store.close()
         return well
 
-    # -- small things -----------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------
 
     def _close_deadline(self) -> Deadline:
         return Deadline(self._settings.timeout.close)
@@ -292,7 +282,7 @@ class SharedCoordinator(Coordinator):
             if isinstance(send.message, SettingsHeld) and node in send.to:
                 _log.warning("run %r: %s", self._run_id, send.message.why)
             if isinstance(send.message, Refused) and node in send.to:
-                if send.message.refusal in SHUT_OUT:  # maybe before it knew it was in
+                if send.message.refusal in SHUT_OUT:  # maybe before it knew that it had joined
                     self._host.shut_out(send.message)
                 self._raise_refused(send.message)
 

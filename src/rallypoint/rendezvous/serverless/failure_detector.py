@@ -1,13 +1,13 @@
-"""Who is alive and which timer has ended, as one node sees it by its own clock.
+"""Which nodes are lost and which timers have ended, by one node's own clock (serverless).
 
-A shared state holds no time. Each observer remembers on its own monotonic clock when it
-first saw a member's heartbeat counter at its present value, and when it first saw a timer;
-what has stood for too long becomes an event, which carries what was seen, so that it is
-void if the state has moved on (rules L1, E1).
+The state holds no time. Each node remembers on its own monotonic clock when it first saw the
+present value of a member's heartbeat counter, and when it first saw a timer. A counter that has
+not changed for the lease is a `Lost`, a timer that has lasted long enough is its event. Both carry
+what was seen, so that they change nothing if the state has moved on (rules L1, E1).
 
-An observer that did not look for a while (it was stopped, or the backend was away) cannot
-tell its own absence from the others' silence: everything it was timing begins anew. Neither
-can one that reads but cannot write (the backend is full, or takes no writes for a while).
+A node that did not look for a while (it was stopped, or the backend was out of reach) cannot tell
+its own absence from the others' silence: it starts all measurements again. So does one that can
+read but not write.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _SHORTEST_PAUSE_SECONDS = 0.001
 
 
 @dataclass
-class _Sign:
-    """A member's heartbeat counter, and when it was first seen at this value."""
+class _Heartbeat:
+    """A member's heartbeat counter, and when this value was first seen."""
 
     beats: int
     at: float
@@ -33,14 +33,14 @@ class _Sign:
 
 @dataclass
 class _Running:
-    """A timer: when it was first seen, and whether it was handed in."""
+    """A timer: when it was first seen, and whether its event was stored."""
 
     at: float
     over: bool = False
 
 
-class Observer:
-    """One node's judgement of the others.
+class FailureDetector:
+    """Detects lost nodes and ended timers.
 
     Not thread-safe; its owner calls it under a lock.
 
@@ -50,19 +50,19 @@ class Observer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._signs: dict[NodeId, _Sign] = {}
+        self._heartbeats: dict[NodeId, _Heartbeat] = {}
         self._timers: dict[Timer, _Running] = {}
         self._looked: float | None = None
         self._beaten = clock()
         self._next = 0.0
 
     def beaten(self) -> None:
-        """Note that a sign of life of this node was stored just now."""
+        """This node's heartbeat was stored just now."""
         self._beaten = self._clock()
 
     def interrupted(self) -> None:
-        """Note that reading or writing failed: the others may have met with the same."""
-        self._signs.clear()
+        """Reading or writing failed, maybe for the other nodes, too: start again."""
+        self._heartbeats.clear()
         self._timers.clear()
 
     def look(self, state: RunState, me: NodeId | None) -> list[Event]:
@@ -70,16 +70,16 @@ class Observer:
 
         Args:
             state: as just read.
-            me: this node's id; a node that is not a member judges nobody.
+            me: this node's id; a node that is no member sends nothing.
         """
         now, lease = self._clock(), lease_seconds(state)
         beat = lease / BEATS_PER_LEASE
         if self._looked is not None and now - self._looked > 2 * beat:
-            self._signs.clear()
+            self._heartbeats.clear()
             self._timers.clear()
         self._looked, self._next = now, now + beat
         if me is None or find(state, me) is None or isinstance(state.phase, Closed):
-            self._signs.clear()
+            self._heartbeats.clear()
             self._timers.clear()
             return []
         due: list[Event] = []
@@ -90,14 +90,14 @@ class Observer:
         return due
 
     def settle(self, events: Sequence[Event]) -> None:
-        """Note that these events of `look` were applied and stored."""
+        """These events of `look` were stored."""
         now = self._clock()
         for event in events:
             match event:
                 case Beat():
                     self._beaten = now
                 case Lost(node=node):
-                    self._signs.pop(node, None)
+                    self._heartbeats.pop(node, None)
                 case _ if event in self._timers:
                     self._timers[event].over = True  # not again while the state still lists it
 
@@ -113,13 +113,15 @@ class Observer:
 
     def _silent(self, state: RunState, me: NodeId, now: float, lease: float) -> list[Event]:
         members = _members(state)
-        self._signs = {node: sign for node, sign in self._signs.items() if node in members}
+        self._heartbeats = {
+            node: seen for node, seen in self._heartbeats.items() if node in members
+        }
         lost: list[Event] = []
         for node, member in members.items():
-            sign = self._signs.get(node)
-            if sign is None or sign.beats != member.beats:
-                sign = self._signs[node] = _Sign(member.beats, now)
-            if node != me and self._is_over(sign.at + lease, now):
+            seen = self._heartbeats.get(node)
+            if seen is None or seen.beats != member.beats:
+                seen = self._heartbeats[node] = _Heartbeat(member.beats, now)
+            if node != me and self._is_over(seen.at + lease, now):
                 lost.append(Lost(node, Cause.LEASE, member.beats))
         return lost
 

@@ -1,13 +1,13 @@
-"""The machine room of the shared coordinator: exchanges, the thread, and what was seen.
+"""Runs the core for one node of a serverless run: requests, and the background thread.
 
-`ask` makes one exchange in the caller's thread. `step` is what the one background thread
-does at each change: beat every third of the lease, judge the others (`observer`), derive
-what this node would have been told (`told`), call the watchers. A write of our own wakes
-the thread like anybody else's, so watchers hear of it from there, in order.
+`ask` makes one request in the caller's thread. `step` is what the thread does at each change: send
+a heartbeat every third of the lease, detect lost nodes (`failure_detector`), derive this node's
+view (`rendezvous.view.observe`), and call the watchers. This node's own writes wake the thread as
+all others do, so that watchers are called there, in order.
 
-A backend that cannot be reached is tried again with growing, jittered pauses: by `ask`
-until its deadline, by the thread for ever (`view.connected` is False meanwhile). Any other
-failure of the thread is kept in `view.error`, and raised by the next call.
+A backend that is out of reach is tried again with growing, jittered pauses: by `ask` until its
+deadline, by the thread for ever (`view.connected` is False meanwhile). Any other failure of the
+thread is kept in `view.error`, and the next call raises it.
 """
 
 import logging
@@ -33,8 +33,8 @@ from rallypoint.errors import (
 from rallypoint.rendezvous import wire
 from rallypoint.rendezvous.coordinator import Watcher
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.cas_loop import Decide, Exchange, Pause, pause
-from rallypoint.rendezvous.serverless.failure_detector import Observer
+from rallypoint.rendezvous.serverless.cas_loop import CasLoop, Decide, Pause, pause
+from rallypoint.rendezvous.serverless.failure_detector import FailureDetector
 from rallypoint.rendezvous.view import View, observe, run_closed
 
 _log = logging.getLogger(__name__)
@@ -51,16 +51,16 @@ def _cleaned(events: Iterable[Event]) -> list[Event]:
     return [wire.cleaned(event) for event in events]
 
 
-class SharedHost:
+class ServerlessHost:
     """Runs the core for one node over a backend.
 
     Args:
         backend: holds the run's state.
         run_id: name of the run.
         where: the backend's place, for people.
-        lease_seconds: limit of one exchange of the thread.
-        clock: monotonic clock in seconds, by which others are judged.
-        pause: waits so many seconds, between two tries.
+        lease_seconds: limit of one step of the thread.
+        clock: monotonic clock in seconds, for the failure detector.
+        pause: waits between two attempts, for a number of seconds.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class SharedHost:
         self._backend = backend
         self._run_id = run_id
         self._lease_seconds = lease_seconds
-        self._turn_lock = threading.Lock()  # one exchange at a time; guards the next two
+        self._turn_lock = threading.Lock()  # one request at a time; guards the next two
         self._wait = pause
-        self._exchange = Exchange(backend, run_id, pause)
-        self._observer = Observer(clock)
+        self._cas_loop = CasLoop(backend, run_id, pause)
+        self._detector = FailureDetector(clock)
         self.changed = threading.Condition()  # guards everything below
         self.view = View()
         self.node: Node | None = None  # None while not a member
         self.state: RunState | None = None  # last seen as a member
         self.known = (0, 0)  # incarnation and round of the last seat
         self.members: tuple[Node, ...] = ()  # of that round, in rank order
-        self._queued = self.view  # the last one that watchers have heard of, or will
+        self._queued = self.view  # the last one that watchers were called with, or will be
         self._untold: deque[View] = deque()
         self._watchers: dict[object, Watcher] = {}
         self._thread: threading.Thread | None = None
@@ -101,13 +101,13 @@ class SharedHost:
         joining: Node | None = None,
         leaving: bool = False,
     ) -> Step:
-        """Make one exchange, trying again while the backend is out of reach.
+        """Make one request, trying again while the backend is out of reach.
 
         Args:
-            decide: returns the events for a state; may be called several times.
+            decide: returns the events for a state; may be called again.
             deadline: of the whole request.
-            joining: who becomes a member by it, if the state says so.
-            leaving: this node is a member no more after it.
+            joining: the node that the request lets join.
+            leaving: whether this node leaves by it.
 
         Raises:
             RendezvousConnectionError, RendezvousTimeoutError: the deadline has passed.
@@ -118,7 +118,7 @@ class SharedHost:
         while True:
             try:
                 with self._turn(deadline):
-                    step = self._exchange.run(lambda state: _cleaned(decide(state)), deadline)
+                    step = self._cas_loop.run(lambda state: _cleaned(decide(state)), deadline)
                     self._observe(step.state, joining, leaving)
                 return step
             except RendezvousConnectionError as error:
@@ -140,13 +140,13 @@ class SharedHost:
             ) from error
 
     def forget(self) -> None:
-        """Know no earlier round: this node's next id is a newcomer's."""
+        """Forget earlier rounds: this node joins as a new one."""
         with self.changed:
             self.node, self.state, self.known, self.members = None, None, (0, 0), ()
             self._replace_view(View(connected=self.view.connected))
 
     def shut_out(self, refused: Refused) -> None:
-        """Keep that this node's id is refused from now on (rule L2)."""
+        """Set in the view that this node's id is refused (rule L2)."""
         self._set_view(fenced=refused, parked=None, waiting=0)
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
@@ -176,7 +176,10 @@ class SharedHost:
     # -- the background thread --------------------------------------------------------------
 
     def step(self) -> float:
-        """Read, judge, beat, tell; return the seconds until there is something to do.
+        """Read the state, send what is due, and call the watchers.
+
+        Returns:
+            Seconds until the next step, if nothing changes before.
 
         Raises:
             RendezvousConnectionError, RendezvousStateError: as the backend does.
@@ -184,19 +187,19 @@ class SharedHost:
         due: list[Event] = []
 
         def decide(state: RunState) -> list[Event]:
-            due[:] = self._observer.look(state, self.node.id if self.node else None)
+            due[:] = self._detector.look(state, self.node.id if self.node else None)
             return due
 
         limit = Deadline(self._lease_seconds)
         with self._turn(limit):
             try:
-                step = self._exchange.run(decide, limit)
+                step = self._cas_loop.run(decide, limit)
             except RendezvousError:
-                self._observer.interrupted()
+                self._detector.interrupted()
                 raise
-            self._observer.settle(due)
+            self._detector.settle(due)
             self._observe(step.state)
-            pause = self._observer.pause()
+            pause = self._detector.pause()
         self._tell()
         return pause
 
@@ -209,11 +212,11 @@ class SharedHost:
                 self._thread.start()
 
     def halt(self) -> None:
-        """Let the thread end at its next change or pause."""
+        """Let the thread end after its present wait."""
         self._halt.set()
 
     def wait_for_end(self, seconds: float) -> None:
-        """Wait for the thread to end; a thread that waits for a change may need longer."""
+        """Wait a while for the thread to end; one that waits for a change may need longer."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(min(seconds, _THREAD_END_SECONDS))
@@ -224,7 +227,7 @@ class SharedHost:
             try:
                 pause = self.step()
                 failures = 0
-                self._backend.wait_for_change(self._exchange.token, pause)
+                self._backend.wait_for_change(self._cas_loop.token, pause)
             except (RendezvousConnectionError, RendezvousTimeoutError) as error:
                 failures += 1
                 self._disconnected(error)
@@ -244,9 +247,9 @@ class SharedHost:
         self._tell()
 
     def _tell(self) -> None:
-        """Call the watchers; only the background thread does, so views come in order.
+        """Call the watchers, in order: only the background thread does.
 
-        One that fails harms nobody else: a node whose thread has ended is lost.
+        A watcher that fails must not end the thread: the node would be lost.
         """
         while True:
             with self.changed:
@@ -262,11 +265,11 @@ class SharedHost:
     # -- what was seen ------------------------------------------------------------------------
 
     def _observe(self, state: RunState, joining: Node | None = None, leaving: bool = False) -> None:
-        """Take in a state that was read or stored; called in the order of the states."""
+        """Update the view from a state that was read or stored; called in their order."""
         with self.changed:
             if joining is not None and find(state, joining.id) is not None:
                 if self.node is None or self.node.id != joining.id:
-                    self._observer.beaten()  # it begins to be seen; joining again is no beat
+                    self._detector.beaten()  # it begins to be seen; joining again is no beat
                 self.node = joining
                 # Joining again answers the end of the round before, and of a closed run.
                 self.view = View(connected=self.view.connected, error=self.view.error)

@@ -25,7 +25,7 @@ from rallypoint.rendezvous.api import RendezvousTimeout
 from rallypoint.rendezvous.coordinator import Order
 from rallypoint.rendezvous.serverless import cas_loop
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
-from rallypoint.rendezvous.serverless.coordinator import SharedCoordinator
+from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View, needs_new_id
 from rallypoint.store.memory import MemoryStore
@@ -170,7 +170,7 @@ class ServerlessNode(Agent):
         super().__init__(world, host, number)
         self._asked = settings_of(world.plan)
         backend = NodeBackend(world.cell, self.process)
-        self.coordinator = SharedCoordinator(
+        self.coordinator = ServerlessCoordinator(
             backend, world.store, self._asked,
             clock=self.process.time, threaded=False, pause=backend.wait,
         )  # fmt: skip
@@ -212,7 +212,7 @@ class ServerlessNode(Agent):
             self._next_tick = self.process.call_later(pause, self.tick)
             self._look()
 
-    # -- joining: rendezvous.dynamic and SharedCoordinator.join ----------------------------------
+    # -- joining: the handler's steps, and those of `ServerlessCoordinator.join` ---------------
 
     def join(self, why: str) -> None:
         self._why, self._waits = why, True
@@ -382,7 +382,7 @@ class ServerlessWorld(World):
     def order(self, event: Order) -> None:
         self.truth.orders.add(what_of(event))
         process = Process(self.clock, f"user{len(self.truth.orders)}", 0.0)
-        user = SharedCoordinator(
+        user = ServerlessCoordinator(
             NodeBackend(self.cell, process), self.store, settings_of(self.plan),
             clock=process.time, threaded=False, pause=NodeBackend(self.cell, process).wait,
         )  # fmt: skip

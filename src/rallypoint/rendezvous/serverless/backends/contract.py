@@ -1,14 +1,13 @@
 """The RendezvousBackend contract: one state of bytes behind compare-and-set.
 
-A state never exists without a token. A token stands for one write: whoever holds it can
-prove that he has seen that write, and none after it. Tokens are opaque: nobody but the
-backend that made one looks into it, and any object at all may be given back as one.
+A state has a token, which stands for the write that made it. Tokens are opaque: only the backend
+that made one looks into it, and callers may pass any object.
 
 Guarantees of every backend, checked by `rallypoint.testing.backend_suite.BackendSuite`:
 
-* `set_state` is atomic among all clients of the same state: of several that give the same
-  token exactly one succeeds, the others get what that one wrote;
-* what `set_state` acknowledged is what every later `get_state` returns, until the next;
+* `set_state` is atomic among all clients of the same state: of several calls with the same token
+  exactly one succeeds, and the others return what that one wrote;
+* every later `get_state` returns what `set_state` acknowledged, until the next write;
 * states are any bytes, empty included, of at least 16 MiB;
 * calls may come from any thread; only `wait_for_change` blocks longer than its I/O.
 """
@@ -24,7 +23,7 @@ _POLL_FIRST_SECONDS, _POLL_MOST_SECONDS = 0.02, 1.0
 
 
 class RendezvousBackend(ABC):
-    """Where the state of one run is kept (see the module's guarantees)."""
+    """Keeps the state of one run (see the module's guarantees)."""
 
     @property
     @abstractmethod
@@ -36,7 +35,7 @@ class RendezvousBackend(ABC):
         """Return the state and its token, None before the first write.
 
         Raises:
-            RendezvousConnectionError: it cannot be reached; trying again may help.
+            RendezvousConnectionError: it is out of reach; another attempt may succeed.
             RendezvousStateError: what is stored is not ours, or access is refused.
         """
 
@@ -46,11 +45,11 @@ class RendezvousBackend(ABC):
     ) -> tuple[bytes, Token, bool] | None:
         """Write `state` if `token` is that of the present state, or None and there is none.
 
-        A token that is old, None where a state exists, or nonsense changes nothing.
+        An old or foreign token, or None where a state exists, changes nothing.
 
         Returns:
-            The state that stands afterwards, its token, and whether it is the one given
-            here; None when nothing was written and there is no state.
+            The present state, its token, and whether this call wrote it; None if it did not
+            and there is no state.
 
         Raises:
             RendezvousConnectionError: it cannot be reached; the state may or may not be
@@ -61,10 +60,10 @@ class RendezvousBackend(ABC):
     def wait_for_change(self, token: Token | None, timeout: float) -> bool:
         """Wait until the state is not that of `token` (None: until there is one).
 
-        Optional: this one looks again and again, at most once a second.
+        Optional; the default reads the state again and again, at last once a second.
 
         Args:
-            token: of the state that the caller knows; nonsense returns at once.
+            token: of the state that the caller knows; a foreign one returns at once.
             timeout: seconds.
 
         Returns:
