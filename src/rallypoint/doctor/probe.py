@@ -15,11 +15,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import (
-    ClientConnection,
-    ConnectionConfig,
-    open_connection,
-)
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.net.dialer import AddressInfo, own_addresses, resolve
 from rallypoint.net.handshake import (
     SOFTWARE,

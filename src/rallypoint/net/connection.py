@@ -34,7 +34,6 @@ from rallypoint.net.handshake import (
     NotOurProtocolError,
     StandbyError,
     UnknownTokenError,
-    goodbye_error,
 )
 from rallypoint.net.protocol import speaks_tls, who_speaks
 from rallypoint.net.tls import NO_TLS, TLS
@@ -44,13 +43,6 @@ from rallypoint.net.tokens import Key, for_run, parse
 if TYPE_CHECKING:
     from rallypoint.net.tls_socket import TLSSocket
 
-__all__ = [
-    "ClientConnection",
-    "ConnectionConfig",
-    "NotOurProtocolError",
-    "goodbye_error",
-    "open_connection",
-]
 logger = logging.getLogger("rallypoint")
 
 READ_BYTES = 64 * 1024

@@ -36,14 +36,9 @@ from rallypoint.errors import (
 )
 from rallypoint.hosting.in_process import HostedServer, start_for_store
 from rallypoint.net import protocol as p
-from rallypoint.net.connection import (
-    ClientConnection,
-    ConnectionConfig,
-    NotOurProtocolError,
-    goodbye_error,
-    open_connection,
-)
+from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.net.endpoints import server_endpoints
+from rallypoint.net.handshake import NotOurProtocolError, goodbye_error
 from rallypoint.net.tls import TLS, read_tls
 from rallypoint.net.token_sources import read_token
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS, Store
