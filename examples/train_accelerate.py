@@ -1,4 +1,4 @@
-"""The digits again, as a script for Hugging Face's accelerate: nothing in it is ours.
+"""The digits again, as a script for Hugging Face's accelerate, without any Rallypoint code.
 
     rallypoint run --standalone --nproc-per-node 2 examples/train_accelerate.py
     rallypoint run --nnodes 1:4 --endpoint HOST:29400 --run-id digits examples/train_accelerate.py
@@ -19,7 +19,7 @@ TEST_SAMPLES = 360
 
 
 def main() -> None:
-    """Train, and say how well the digits that were held back are known."""
+    """Train, and print the accuracy on the test samples."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
     known = accelerator.gather((model(images).argmax(dim=1) == digits).float())
     workers = accelerator.num_processes
     accelerator.print(f"{workers} workers: accuracy {known.mean().item():.3f}")
-    accelerator.wait_for_everyone()  # nobody takes the group down while another still gathers
+    accelerator.wait_for_everyone()  # no rank destroys the group while another still gathers
     accelerator.end_training()
 
 

@@ -6,9 +6,9 @@
 A plain torch script: it reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
 `rallypoint run` sets as torchrun does, so it runs under either. The global batch does not
 depend on the number of workers, and rank 0 writes a checkpoint after each epoch, so that a
-new round of another size goes on where the last one was. `worker.should_save` asks for one
-more just before a round changes (`--admit checkpoint`, a node that is taken away), at the same
-step on every rank; under torchrun it never does.
+round of another size resumes where the last one ended. `worker.should_save` requests another
+one before nodes join or leave (`--admit checkpoint`, preemption), at the same step on every
+rank; under torchrun it never does.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SEED = 7
 
 
 def load_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scikit-learn's bundled digits, in the order that train_digits.py has them."""
+    """Return scikit-learn's bundled digits, in the same order as train_digits.py."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(y))
     return torch.tensor(x[order] / 16.0, dtype=torch.float32), torch.tensor(y[order])
@@ -40,7 +40,7 @@ def load_data() -> tuple[torch.Tensor, torch.Tensor]:
 def save_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
-    """Write the state, so that a reader sees the old file or the new one, never a part."""
+    """Write the checkpoint atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
@@ -49,7 +49,7 @@ def save_checkpoint(
 
 
 def resume(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take over rank 0's checkpoint on all workers; return how many steps are done."""
+    """Load rank 0's checkpoint on all workers; return the number of completed steps."""
     here = path.read_bytes() if dist.get_rank() == 0 and path and path.exists() else b""
     size = torch.tensor(len(here))
     dist.broadcast(size, src=0)
@@ -77,14 +77,14 @@ def train_step(
     share = samples[dist.get_rank() :: dist.get_world_size()]
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x[share]), y[share], reduction="sum")
-    # DDP averages over workers; what is wanted is the mean over the global batch.
+    # DDP averages over workers, but the step needs the mean over the global batch.
     (loss * dist.get_world_size() / len(samples)).backward()
     optimizer.step()
     return loss.detach()
 
 
 def measure(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return the share of samples that are recognised."""
+    """Return the fraction of samples that are classified correctly."""
     with torch.no_grad():
         return float((network(x).argmax(dim=1) == y).float().mean())
 
@@ -92,15 +92,14 @@ def measure(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 def train(epochs: int, path: Path | None) -> None:
     """Train up to `epochs` epochs, from the checkpoint if there is one."""
     x, y = load_data()
-    test_x, test_y, train_x, train_y = (
-        x[:TEST_SAMPLES], y[:TEST_SAMPLES], x[TEST_SAMPLES:], y[TEST_SAMPLES:]
-    )  # fmt: skip
+    test_x, train_x = x[:TEST_SAMPLES], x[TEST_SAMPLES:]
+    test_y, train_y = y[:TEST_SAMPLES], y[TEST_SAMPLES:]
     torch.manual_seed(SEED)
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
     done = resume(path, network, optimizer)
     if done and dist.get_rank() == 0:
-        print(f"world size {dist.get_world_size()}  goes on after step {done}", flush=True)
+        print(f"world size {dist.get_world_size()}  resumes after step {done}", flush=True)
     model = DistributedDataParallel(network)
     batches = -(-len(train_y) // BATCH)
     for step in range(done, epochs * batches):
@@ -128,15 +127,15 @@ def report(loss: torch.Tensor, epoch: int, accuracy: float) -> None:
 
 
 def main() -> None:
-    """Read the options, meet the others, train, and part in good order."""
+    """Read the options, join the process group, train, and leave it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder to resume from")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # several workers share the machine's cores
+    torch.set_num_threads(1)  # several workers share the cores
     dist.init_process_group("gloo")
     train(options.epochs, options.checkpoint / "ddp.pt" if options.checkpoint else None)
-    dist.barrier()  # nobody goes before the last checkpoint is written
+    dist.barrier()  # no rank ends before the last checkpoint is written
     dist.destroy_process_group()
 
 

@@ -2,13 +2,12 @@
 
     rallypoint run --standalone --nproc-per-node 2 examples/train_digits.py
 
-What makes it elastic is little. The global batch does not depend on the number of workers:
-each step takes the same samples of the same shuffle (seeded by the epoch), each worker
-computes the gradients of its share, and the sum over all workers is what a single one would
-have got. `worker.elastic` saves the state after each epoch, and, with `--admit checkpoint`, at
-the step before the round changes; a new round goes on from there, with as many workers as there
-are. So a run that gained and lost workers ends with the same network, up to the rounding of
-sums in another order.
+The global batch does not depend on the number of workers: each step takes the same samples of
+the same shuffle (seeded by the epoch), each worker computes the gradients of its share, and the
+sum over all workers is what a single worker would compute. `worker.elastic` saves the state
+after each epoch and, with `--admit checkpoint`, before nodes join or leave; the next round
+resumes from there with its own number of workers. So a run that gained and lost workers ends
+with the same network, up to rounding in the sums.
 """
 
 import argparse
@@ -45,7 +44,7 @@ class Data:
 class Model:
     """A network with one hidden layer: all parameters in one vector, and their momentum.
 
-    `loss` is that of the samples which this epoch has had so far.
+    `loss` is the sum over this epoch's samples so far.
     """
 
     inputs: int
@@ -105,15 +104,15 @@ class Model:
         self.weights = self.weights + self.momentum
 
     def accuracy(self, x: Array, y: NDArray[np.int64]) -> float:
-        """Return the share of samples that are recognised."""
+        """Return the fraction of samples that are classified correctly."""
         return float((self.forward(x)[1].argmax(axis=1) == y).mean())
 
     def dump(self) -> dict[str, Any]:
-        """Return all that training goes on from."""
+        """Return everything that is needed to resume."""
         return {"weights": self.weights, "momentum": self.momentum, "loss": self.loss}
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Take over what `dump` returned."""
+        """Restore what `dump` returned."""
         self.weights, self.momentum = dumped["weights"], dumped["momentum"]
         self.loss = dumped["loss"]
 
@@ -128,7 +127,7 @@ def load_data() -> Data:
 
 
 def train_step(model: Model, data: Data, epoch: int, start: int) -> None:
-    """Train on the batch that begins at `start` in an epoch's order, together with all workers."""
+    """Train with all workers on the batch that begins at `start` in an epoch's order."""
     order = np.random.default_rng([SEED, epoch]).permutation(len(data.train_y))
     batch = order[start : start + BATCH]
     share = batch[worker.rank() :: worker.world_size()]
@@ -138,7 +137,7 @@ def train_step(model: Model, data: Data, epoch: int, start: int) -> None:
 
 
 def train(epochs: int, folder: Path | None = None, step_delay: float = 0.0) -> Model:
-    """Train up to `epochs` epochs, from the newest state there is; return the network."""
+    """Train up to `epochs` epochs, from the newest checkpoint if any; return the network."""
     data = load_data()
     model = Model(data.train_x.shape[1])
     starts = range(0, len(data.train_y), BATCH)

@@ -1,11 +1,11 @@
-"""Data-parallel training with JAX: a line fitted on all nodes, gradients summed with psum.
+"""Data-parallel training with JAX: a linear fit on all nodes, gradients summed with psum.
 
     rallypoint run --nnodes 1:4 --endpoint HOST:29400 --run-id jax examples/train_jax.py
 
-JAX's coordinator is hosted by the worker of rank 0, at the bootstrap address of the round,
-which `rallypoint run` gives as MASTER_ADDR and MASTER_PORT. When a node is lost or comes,
-the workers are started again, in a new round with another coordinator, and go on from the
-checkpoint that rank 0 wrote. Needs jax, and runs on CPU devices as it is.
+The worker of rank 0 runs JAX's coordinator, at the bootstrap address of the round, which
+`rallypoint run` sets as MASTER_ADDR and MASTER_PORT. When a node is lost or joins, the workers
+restart in a new round with another coordinator, and resume from the checkpoint that rank 0
+wrote. Needs jax; runs on CPU devices unchanged.
 """
 
 import argparse
@@ -23,10 +23,10 @@ STEPS_A_CHECKPOINT = 5
 
 
 def meet() -> tuple[int, int]:
-    """Join the other workers of this round; return rank and number."""
+    """Join the other workers of this round; return the rank and the world size."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX would keep SIGTERM for itself; but whoever waits in a psum for one who is lost must end.
+    # JAX catches SIGTERM, but a worker that waits in a psum for a lost one must end.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
@@ -37,7 +37,7 @@ def meet() -> tuple[int, int]:
 
 
 def load(path: Path) -> tuple[int, np.ndarray]:
-    """Return the step and the weights of the checkpoint, or the beginning."""
+    """Return the step and the weights of the checkpoint, or the initial ones."""
     if not path.exists():
         return 0, np.zeros(FEATURES, np.float32)
     with np.load(path) as saved:
@@ -45,7 +45,7 @@ def load(path: Path) -> tuple[int, np.ndarray]:
 
 
 def save(path: Path, step: int, weights: np.ndarray) -> None:
-    """Write the checkpoint, so that a reader sees the old one or the new one."""
+    """Write the checkpoint atomically."""
     new = path.with_suffix(".new.npz")
     np.savez(new, step=step, weights=weights)
     new.replace(path)
@@ -66,7 +66,7 @@ def main() -> None:
         loss, gradient = jax.lax.psum((loss, gradient), "workers")
         return weights - LEARNING_RATE * gradient / SAMPLES, loss / SAMPLES
 
-    # check_vma=False: a gradient is that of one's own rows until psum adds them up
+    # check_vma=False: each device has the gradient of its own rows until psum adds them
     specs = {"in_specs": (whole, rows, rows), "out_specs": (whole, whole), "check_vma": False}
     step_of_all = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
 

@@ -156,9 +156,9 @@ class Agent:
 
     def _do(self, action: events.Action) -> None:
         match action:
-            case events.Join(why=why, told=told):
+            case events.Join(why=why, announced=announced):
                 self._views.joins(self._handler.view())
-                self._joiner.begin(why, told)
+                self._joiner.begin(why, announced)
             case events.StartWorkers() if self._round is not None:
                 self._start_workers(self._round)
             case events.StopWorkers(grace_seconds=grace):

@@ -304,7 +304,7 @@ class Forwarder(threading.Thread):
                 while view:
                     view = view[os.write(fd, view) :]
         except OSError:
-            self._console = False  # the console is gone or full; the worker goes on
+            self._console = False  # the console is gone or full; the worker is not affected
 
 
 class LogFile:

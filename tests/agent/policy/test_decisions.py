@@ -73,7 +73,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     (
         "then the next round is asked for",
         [SEALED, FAILED, STOPPED],
-        (e.Join(f"its worker failed: {REPORT.label}", told=True),),
+        (e.Join(f"its worker failed: {REPORT.label}", announced=True),),
     ),
     ("one worker done is not all", [SEALED, e.WorkerExited(1, 0, 0)], ()),
     (
@@ -245,7 +245,7 @@ def test_reasons_are_plain_sentences() -> None:
 def test_first_cause_is_the_reason_of_the_join() -> None:
     state = after(SEALED, FAILED, OPENED, e.NodesWaiting(3), e.Fenced("late")).state
     assert isinstance(state.phase, Stopping)
-    assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}", told=True)
+    assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}", announced=True)
 
 
 ANY_EVENT = st.one_of(

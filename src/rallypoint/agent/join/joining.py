@@ -124,9 +124,9 @@ class Joiner:
         self._progress: JoinProgress | None = None
         self._over = threading.Event()
 
-    def begin(self, why: str, told: bool = False) -> None:
-        """Begin to join; print the reason, unless it was `told` already."""
-        if why and not told:
+    def begin(self, why: str, announced: bool = False) -> None:
+        """Begin to join; print the reason, unless `announced`."""
+        if why and not announced:
             say(f"joining the next round: {why}")
         self._over = threading.Event()
         body = threading.Thread(

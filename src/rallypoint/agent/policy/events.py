@@ -218,11 +218,11 @@ class Join(Action, frozen=True):
 
     Args:
         why: reason, for people.
-        told: whether the reason was already shown to the user.
+        announced: whether the user has already seen the reason.
     """
 
     why: str
-    told: bool = False
+    announced: bool = False
 
 
 class StartWorkers(Action, frozen=True):
