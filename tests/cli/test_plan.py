@@ -69,8 +69,8 @@ def test_one_node_meets_itself_on_loopback() -> None:
     one, two = make(), make(standalone=True)
     assert one.parameters.endpoint.startswith("127.0.0.1:")
     assert one.parameters.run_id != two.parameters.run_id
-    assert one.max_restarts == 0
-    assert one.store_url == f"tcp://{one.parameters.endpoint}"
+    assert one.agent.context.max_restarts == 0
+    assert one.agent.context.store_url == f"tcp://{one.parameters.endpoint}"
 
 
 @pytest.mark.cases("case-C7")
@@ -129,7 +129,7 @@ def test_everything_for_the_coordinator_is_in_the_parameters() -> None:
     found = plan.parameters
     assert (found.min_nodes, found.max_nodes, found.get("slot")) == (2, 4, "pod-1")
     assert plan.settings.target_nodes == 3
-    assert plan.settings.max_restarts == plan.max_restarts == 3
+    assert plan.settings.max_restarts == plan.agent.context.max_restarts == 3
     assert found.get_as_bool("new_incarnation")
     assert found.get("role") == "r"
 
@@ -162,7 +162,7 @@ def test_token_comes_from_file_or_environment(tmp_path: Path) -> None:
 
 def test_shared_file_needs_no_port() -> None:
     plan = make(**{**MEETING, "backend": "file", "endpoint": "/shared/job"})
-    assert plan.store_url == "file:///shared/job"
+    assert plan.agent.context.store_url == "file:///shared/job"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_shared_file_needs_no_port() -> None:
 )
 def test_database_needs_hosts_or_a_url(endpoint: str, store: str, shown: str) -> None:
     plan = make(**{**MEETING, "backend": "etcd", "endpoint": endpoint})
-    assert plan.store_url == store
+    assert plan.agent.context.store_url == store
     assert plan.effective["endpoint"] == shown
     assert "hidden" not in repr(plan.parameters)
 
@@ -222,7 +222,7 @@ def test_supervision_options() -> None:
         events="e.jsonl", health_port="8080", log_format="json", log_max_bytes=5, log_keep=1,
         log_dir=Path("logs"),
     )  # fmt: skip
-    watch, output = plan.supervision, plan.output
+    watch, output = plan.agent.supervision, plan.agent.output
     assert (watch.signals.forwarded, watch.signals.preempt) == (("SIGUSR1",), "SIGUSR2")
     assert (watch.health_check, watch.health_check_seconds, watch.hang_seconds) == ("true", 60, 9)
     health = ("127.0.0.1", 8080)
@@ -234,11 +234,11 @@ def test_supervision_options() -> None:
 def test_colours_only_on_terminals_and_if_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert make({"TERM": "xterm"}).output.coloured == frozenset()
+    assert make({"TERM": "xterm"}).agent.output.coloured == frozenset()
     monkeypatch.setattr("os.isatty", lambda fd: fd == 2)
-    assert make({"TERM": "xterm"}).output.coloured == {2}
+    assert make({"TERM": "xterm"}).agent.output.coloured == {2}
     for env in ({"TERM": "dumb"}, {}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        assert make(env).output.coloured == frozenset()
+        assert make(env).agent.output.coloured == frozenset()
 
 
 def test_log_size_needs_log_files() -> None:

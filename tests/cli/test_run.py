@@ -62,8 +62,8 @@ def test_exit_code_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "start", start)
     result = run("--nproc_per_node=2", "--no_python", "true", "--nnodes", "7")
     assert result.exit_code == 143
-    assert plans[0].argv == ("true", "--nnodes", "7")
-    assert plans[0].local_world_size == 2
+    assert plans[0].agent.argv == ("true", "--nnodes", "7")
+    assert plans[0].agent.context.local_world_size == 2
 
 
 def test_script_runs_with_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_script_runs_with_this_python(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(run_module, "start", start)
     assert run(str(script), "1").exit_code == 0
-    assert plans[0].argv == (sys.executable, "-u", str(script), "1")
+    assert plans[0].agent.argv == (sys.executable, "-u", str(script), "1")
 
 
 def test_explain_shows_each_setting_and_where_it_comes_from() -> None:
@@ -153,7 +153,7 @@ def test_invalid_variable_is_named(variable: str, value: str, text: str) -> None
     result = run("--no-python", "true", env={variable: value})
     assert result.exit_code == 2
     assert text in result.stderr
-    assert f" is {variable}'s)" in result.stderr
+    assert f" comes from {variable})" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

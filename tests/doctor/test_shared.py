@@ -14,7 +14,7 @@ from tests.core.builders import a_node, a_settings
 from tests.engine_servers import EtcdServers, RedisServer, free_ports
 from tests.rendezvous.serverless.backends.engine_cases import make, meet
 
-from rallypoint.cli.doctor import command as doctor
+from rallypoint.cli.doctor import doctor
 from rallypoint.cli.status import command as status
 from rallypoint.core.advance import advance
 from rallypoint.core.events import Join

@@ -20,7 +20,7 @@ import pytest
 from tests.integration.harness import LOOPBACK, Fleet
 
 from rallypoint.store.tcp import TCPStore
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS, CUTS = 8, 100

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.harness import Fleet, Process, endpoint
 
 from rallypoint.store.tcp import TCPStore
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from rallypoint.net.connection import (
 from rallypoint.net.endpoints import ServerList
 from rallypoint.net.handshake import NotOurProtocolError
 from rallypoint.server.embedded import EmbeddedServer
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 from rallypoint.testing.store_handles import in_thread
 
 ENDPOINTS = (("a", 1), ("::1", 2))

@@ -34,7 +34,7 @@ from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.tcp import ANSWER_MARGIN_SECONDS, LazyStore, PendingCall, TCPStore
 from rallypoint.testing.backend_suite import BackendSuite
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 from rallypoint.testing.store_handles import PATIENCE_SECONDS, after_a_moment, in_thread
 from rallypoint.testing.store_suite import StoreSuite
 

@@ -10,7 +10,7 @@ from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.server import Server
 from rallypoint.server.store_host import ClientRecord
 from rallypoint.store.tcp import TCPStore
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 
 LIMIT_SECONDS = 20.0

@@ -19,7 +19,10 @@ COMMANDS = {
     "certs": "Make a private CA and certificates for TLS.",
     "demo": "Run a demo on this machine: four nodes, one killed, one added.",
 }
-_SHARED_MODULES = dict.fromkeys(("exclude", "admit", "notify", "close"), "admin_commands")
+_SHARED_MODULES = {
+    **dict.fromkeys(("exclude", "admit", "notify", "close"), "admin_commands"),
+    **dict.fromkeys(("doctor", "check"), "doctor"),
+}
 
 
 class LazyGroup(click.Group):

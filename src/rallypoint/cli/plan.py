@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from rallypoint.agent.config import Supervision
+from rallypoint.agent.config import AgentConfig
 from rallypoint.agent.output import STDERR, STDOUT, OutputPlan, parse_choice
-from rallypoint.agent.policy.membership_change import MembershipRules
+from rallypoint.agent.workers.environment import WorkerContext
 from rallypoint.cli import option_checks
 from rallypoint.cli.options import timing_rows
 from rallypoint.engines.url import HIDDEN, engine_url, is_engine, redacted
@@ -40,37 +40,19 @@ class Plan(msgspec.Struct, frozen=True):
     Args:
         parameters: of the rendezvous handler.
         settings: the same, read and checked.
-        argv: command of each worker.
-        output: where the workers' output goes.
-        local_world_size: workers of this node.
-        max_restarts: how many rounds may fail.
-        store_url: where workers find the store.
+        agent: configuration of the agent, without what depends on the token.
         insecure: serve other machines without a token.
-        role, stop_grace: as given (the latter in seconds).
-        rules: how nodes are let in and out.
-        admit_signal: name of the signal that tells workers of a change, "" for none.
-        supervision: how the agent watches its node and workers.
-        effective: option name -> value that holds, as a text, for `--explain`.
+        effective: option name -> its value as text, for `--explain`.
     """
 
     parameters: RendezvousParameters
     settings: RendezvousSettings
-    argv: tuple[str, ...]
-    output: OutputPlan
-    local_world_size: int
-    max_restarts: int
-    store_url: str
+    agent: AgentConfig
     insecure: bool
-    role: str
-    stop_grace: float
-    rules: MembershipRules
-    admit_signal: str
-    supervision: Supervision = Supervision()
-    effective: dict[str, str] = {}
-    alone: bool = False
+    effective: dict[str, str]
 
     def __repr__(self) -> str:
-        return f"Plan({self.parameters!r}, argv={self.argv!r})"  # never the token
+        return f"Plan({self.parameters!r}, argv={self.agent.argv!r})"  # never the token
 
     def secret(self) -> bytes:
         """Return the node's token; `net.token_sources.current` follows a token file."""
@@ -90,7 +72,7 @@ def make_plan(
     least, most = nodes(options["nnodes"])
     conf = parse_conf(options["rdzv_conf"])
     option_checks.check(options, conf, most)
-    endpoint, run_id, shown = _meeting(options, most)
+    endpoint, run_id, alone = _meeting(options, most)
     workers = workers_per_node(options["nproc_per_node"], env)
     restarts = _restarts(options["max_restarts"], most)
     token = conf.get("token") or _token(options["token_file"], env)
@@ -101,32 +83,42 @@ def make_plan(
         run_id=run_id,
         min_nodes=least,
         max_nodes=most,
-        local_addr=options["local_addr"] or (LOOPBACK if shown else None),
+        local_addr=options["local_addr"] or (LOOPBACK if alone else None),
         node_rank=options["node_rank"],
         local_world_size=workers,
         config=_config(options, token, restarts),
     )
     settings = RendezvousSettings.from_params(params)
-    effective = {name: _text(value) for name, value in _shown(options).items()}
-    effective |= {"endpoint": redacted(endpoint), "run_id": run_id, "nproc_per_node": str(workers)}
-    effective |= {"max_restarts": str(restarts), **_held(settings)}
-    return Plan(
-        parameters=params,
-        settings=settings,
-        argv=_argv(command, options) if command or needs_command else (),
-        output=_output(options, env),
-        local_world_size=workers,
-        max_restarts=restarts,
-        store_url=_store_url(backend, endpoint),
-        insecure=options["insecure"],
-        role=options["role"],
-        stop_grace=options["stop_grace"],
+    role, store_url = options["role"], _store_url(backend, endpoint)
+    context = WorkerContext(run_id, workers, role, restarts, store_url)
+    argv: tuple[str, ...] = ()
+    if command or needs_command:
+        argv = command_of(command, options["module"], options["no_python"])
+    output = _output(options, env)
+    agent = AgentConfig(argv, context, output, node_label(), dict(env), alone=alone)
+    shown = {"endpoint": redacted(endpoint), "run_id": run_id}
+    shown |= {"nproc_per_node": str(workers), "max_restarts": str(restarts)}
+    effective = {**_texts(options), **shown, **_held(settings)}
+    return Plan(params, settings, _filled(agent, options, settings), options["insecure"], effective)
+
+
+def _filled(
+    agent: AgentConfig, options: Mapping[str, Any], settings: RendezvousSettings
+) -> AgentConfig:
+    return msgspec.structs.replace(
+        agent,
+        stop_grace_seconds=options["stop_grace"],
         rules=option_checks.rules(options),
         admit_signal=option_checks.admit_signal(options),
         supervision=option_checks.supervision(options),
-        effective=effective,
-        alone=shown,
+        join_seconds=settings.timeout.join.total_seconds(),
+        close_seconds=settings.timeout.close.total_seconds(),
     )
+
+
+def node_label() -> str:
+    """Return the name of this node in messages."""
+    return f"{socket.gethostname()} pid {os.getpid()}"
 
 
 def _restarts(given: int | None, most: int) -> int:
@@ -194,10 +186,6 @@ def _gpus(env: Mapping[str, str]) -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-
-
-def _argv(command: tuple[str, ...], options: Mapping[str, Any]) -> tuple[str, ...]:
-    return command_of(command, options["module"], options["no_python"])
 
 
 def command_of(command: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
@@ -290,11 +278,12 @@ def parse_conf(text: str) -> dict[str, Any]:
     return pairs
 
 
-def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without the token of `--rdzv-conf`, for display."""
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options as texts for display, without the token of `--rdzv-conf`."""
     parts = options["rdzv_conf"].split(",")
     hidden = [f"token={HIDDEN}" if part.strip().startswith("token=") else part for part in parts]
-    return {**options, "rdzv_conf": ",".join(hidden)}
+    shown = {**options, "rdzv_conf": ",".join(hidden)}
+    return {name: "" if value is None else str(value) for name, value in shown.items()}
 
 
 def _token(path: Path | None, env: Mapping[str, str]) -> str:
@@ -360,7 +349,3 @@ def _held(settings: RendezvousSettings) -> dict[str, str]:
         name: f"{value.total_seconds():g} s" if isinstance(value, timedelta) else str(value)
         for name, value in found.items()
     }
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)

@@ -1,17 +1,17 @@
 """`rallypoint run`: start this node of a job.
 
-Reads and checks everything first (`plan`), then hosts the server if the endpoint is this
-machine's, then hands over to the agent. Exit codes: `agent.verdicts`, docs/exit-codes.md.
+Checks everything first (`plan`), then hosts the server if the endpoint is this machine's, then
+runs the agent. Exit codes: docs/exit-codes.md.
 """
 
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from rallypoint.agent.policy.exit_codes import EXIT_FAILED, EXIT_USAGE
@@ -19,7 +19,7 @@ from rallypoint.agent.reporting.console import complain, print_logs, use_json
 from rallypoint.cli.hosting import hosted
 from rallypoint.cli.option_checks import rank_of_a_seat
 from rallypoint.cli.options import SETTINGS, all_options, variable_of
-from rallypoint.cli.plan import Plan, make_plan, nodes, parse_conf
+from rallypoint.cli.plan import Plan, make_plan, node_label, nodes, parse_conf
 from rallypoint.cli.scheduler_env import fill
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.net.addresses import LOOPBACK
@@ -47,14 +47,14 @@ Examples:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
 def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
-    """Start this node of a job: meet the other nodes, run the workers, go on without the lost."""
+    """Start this node of a job: join the other nodes, run the workers, survive lost nodes."""
     if options["log_format"] == "json":
-        use_json(_label())
+        use_json(node_label())
     print_logs()
     _look_at_variables(ctx.command)
     try:
         filled, origins = fill(ctx, options, os.environ)
-        if "node_rank" in origins:  # a scheduler counts the nodes of spares, too
+        if "node_rank" in origins:  # a scheduler also counts spare nodes
             filled["node_rank"] = rank_of_a_seat(filled["node_rank"], nodes(filled["nnodes"])[1])
         plan = make_plan(filled, command, os.environ, needs_command=not explain)
     except ParameterError as error:
@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **op
 
 
 def start(plan: Plan) -> int:
-    """Host the server where that is this machine's part, and run the agent; its exit code."""
+    """Host the server if the endpoint is local, run the agent, return its exit code."""
     from rallypoint.agent.join.handlers import agent_handler
     from rallypoint.agent.loop import Agent
     from rallypoint.rendezvous.handler import DynamicRendezvousHandler
@@ -81,19 +81,21 @@ def start(plan: Plan) -> int:
     params = plan.parameters
     is_host = params.get_as_bool("is_host")
     if params.backend == HOSTED_BACKEND:
-        params.config["is_host"] = False  # hosted, here or elsewhere, by a process of its own
-    _look_at_probes(plan.supervision.health)
+        params.config["is_host"] = False  # a process of its own hosts
+    _look_at_probes(plan.agent.supervision.health)
     handler = get_rendezvous_handler(params)
     hosting: AbstractContextManager[None] = nullcontext()
     if params.backend == HOSTED_BACKEND and isinstance(handler, DynamicRendezvousHandler):
         hosting = hosted(plan, is_host, handler)
-    with hosting:  # after all that can be wrong with the options
+    with hosting:  # after all checks of the options
         config = _agent_config(plan)
-        return Agent(config, agent_handler(handler, plan.local_world_size, plan.max_restarts)).run()
+        context = config.context
+        joining = agent_handler(handler, context.local_world_size, context.max_restarts)
+        return Agent(config, joining).run()
 
 
 def _look_at_variables(command: click.Command) -> None:
-    """Say which of our variables mean nothing, before what is missing without them."""
+    """Warn of RALLYPOINT_ variables that nothing reads."""
     from rallypoint.cli.variables import unread
 
     for text in unread(os.environ, command):
@@ -101,7 +103,7 @@ def _look_at_variables(command: click.Command) -> None:
 
 
 def _look_at_probes(health: "Endpoint | None") -> None:
-    """Say it where the kubelet, which asks the pod's address, would find nobody."""
+    """Warn if the kubelet, which connects to the pod's address, cannot reach the health port."""
     if health is not None and health[0] == LOOPBACK and os.environ.get("KUBERNETES_SERVICE_HOST"):
         complain(
             f"warning: --health-port listens on {LOOPBACK} only, and the kubelet's probes come to "
@@ -110,46 +112,23 @@ def _look_at_probes(health: "Endpoint | None") -> None:
         )
 
 
-def _label() -> str:
-    return f"{socket.gethostname()} pid {os.getpid()}"
-
-
 def _agent_config(plan: Plan) -> "AgentConfig":
-    from rallypoint.agent.config import AgentConfig
-    from rallypoint.agent.workers.environment import WorkerContext
     from rallypoint.net.tls import read_tls
     from rallypoint.net.token_sources import current
     from rallypoint.net.tokens import worker_token
 
-    params, token = plan.parameters, plan.secret()
-    return AgentConfig(
-        argv=plan.argv,
-        context=WorkerContext(
-            run_id=params.run_id,
-            local_world_size=plan.local_world_size,
-            role=plan.role,
-            max_restarts=plan.max_restarts,
-            store_url=plan.store_url,
-            environment=read_tls(params.config).environment(),
-        ),
-        output=plan.output,
-        node=_label(),
-        base_env=dict(os.environ),
-        stop_grace_seconds=plan.stop_grace,
-        rules=plan.rules,
-        admit_signal=plan.admit_signal,
+    params, token, context = plan.parameters, plan.secret(), plan.agent.context
+    return msgspec.structs.replace(
+        plan.agent,
+        context=msgspec.structs.replace(context, environment=read_tls(params.config).environment()),
         worker_store=_worker_store(plan),
         worker_token=lambda: worker_token(current(token), params.run_id),
         examine=_doctor(plan) if params.backend == HOSTED_BACKEND else None,
-        supervision=plan.supervision,
-        join_seconds=plan.settings.timeout.join.total_seconds(),
-        close_seconds=plan.settings.timeout.close.total_seconds(),
-        alone=plan.alone,
     )
 
 
 def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
-    """Return what opens the run's store as its workers see it, where nodes are told of changes."""
+    """Return a function that opens the run's store as its workers do, None with static rounds."""
     from rallypoint.net.tls import read_tls
     from rallypoint.net.token_sources import current
     from rallypoint.net.tokens import worker_token
@@ -162,7 +141,7 @@ def _worker_store(plan: Plan) -> Callable[[], "Store"] | None:
 
     def opened() -> "Store":
         where = {
-            "RALLYPOINT_STORE": plan.store_url,
+            "RALLYPOINT_STORE": plan.agent.context.store_url,
             "RALLYPOINT_RUN_ID": params.run_id,
             "RALLYPOINT_TOKEN": worker_token(current(token), params.run_id),
         }
@@ -188,10 +167,10 @@ def _doctor(plan: Plan) -> Callable[[], str]:
 
 
 def _variables_in(ctx: click.Context, text: str) -> str:
-    """Return, for people, from which variables the options have their values that a text names."""
+    """Return, for people, the variables that set the options which a message names."""
     words = set(re.findall(r"--[a-z-]+|\b[a-z_]+(?==)", text))
     named = [p for p in ctx.command.params if words.intersection([*p.opts, p.name or ""])]
-    found = [f"{p.opts[0]} is {name}'s" for p in named if (name := variable_of(ctx, p))]
+    found = [f"{p.opts[0]} comes from {name}" for p in named if (name := variable_of(ctx, p))]
     return f" ({', '.join(found)})" if found else ""
 
 
@@ -228,4 +207,4 @@ def _origin(ctx: click.Context, parameter: click.Parameter, conf: dict[str, Any]
     spellings = defaults.spellings(name) if name in known else (name,)
     if any(spelling in conf for spelling in spellings):
         return "--rdzv-conf"
-    return "made up" if name == "run_id" or name == "endpoint" else "default"
+    return "generated" if name == "run_id" or name == "endpoint" else "default"

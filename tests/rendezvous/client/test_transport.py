@@ -20,7 +20,7 @@ from rallypoint.rendezvous.client.transport import Transport
 from rallypoint.rendezvous.view import View
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.server.options import Options
-from rallypoint.testing.proxy import Proxy
+from rallypoint.testing.fakes import Proxy
 from rallypoint.testing.store_handles import after_a_moment, in_thread
 
 Make = Callable[..., Transport]
