@@ -84,7 +84,7 @@ def test_figures_are_times_between_events() -> None:
     measured = {name: time for name, time, _ in figures(a_whole_demo().story, 1.0)}
     assert measured == {
         "detection": "1,000 ms",
-        "heeded": "2,000 ms",
+        "stopped": "2,000 ms",
         "new round": "2,000 ms",
         "agreement": "1,000 ms",
         "back at work": "4,000 ms",

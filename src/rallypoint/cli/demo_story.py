@@ -248,9 +248,9 @@ def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
     came = story.nodes[max(story.nodes)].came_at
     grace = f"{grace_seconds * 1000:,.0f} ms of it is the grace for a reconnect"
     rows = [
-        ("detection", killed, after.told_at, f"kill -> the others are told; {grace}"),
+        ("detection", killed, after.told_at, f"kill -> the others are notified; {grace}"),
         (
-            "heeded",
+            "stopped",
             killed,
             after.asked_at,
             "kill -> the last survivor has stopped its worker and asks for a new round",
@@ -259,7 +259,7 @@ def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
             "new round",
             after.told_at,
             after.sealed_at,
-            "told -> sealed, the stopping of the survivors' workers included",
+            "notified -> sealed, including the stop of the survivors' workers",
         ),
         ("agreement", after.asked_at, after.sealed_at, "the last survivor asks -> sealed"),
         (
