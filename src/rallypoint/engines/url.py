@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from rallypoint.errors import ParameterError
-from rallypoint.net.endpoints import join_endpoint
+from rallypoint.net.endpoints import join_endpoint, parse_rendezvous_endpoint
 from rallypoint.store.api import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -174,19 +174,15 @@ def _password(names: str, env: Mapping[str, str]) -> str:
 
 
 def _host(url: str, scheme: str, text: str, default_port: int) -> tuple[str, int]:
-    host, port = text.strip(), ""
-    if host.startswith("["):
-        host, bracket, port = host[1:].partition("]")
-        if not bracket or (port and not port.startswith(":")):
-            raise _wrong(url, scheme, f"{text!r} is no address")
-        port = port[1:]
-    elif host.count(":") <= 1:
-        host, _, port = host.partition(":")
-    if not host:
+    if not text.strip():
         raise _wrong(url, scheme, "a host is missing")
-    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise _wrong(url, scheme, f"the port of {text!r} is no number of 1 to 65535")
-    return host, int(port) if port else default_port
+    try:
+        host, port = parse_rendezvous_endpoint(text, default_port)
+    except ParameterError as error:
+        raise _wrong(url, scheme, str(error)) from error
+    if not port:
+        raise _wrong(url, scheme, f"the port of {text!r} is not 1 to 65535")
+    return host, port
 
 
 def _wrong(url: str, scheme: str, what: str) -> ParameterError:
