@@ -50,10 +50,12 @@ class _ReadGroup:
         self.key = f"g/{name}"
         self.entry = engine.read([self.key], deadline).get(self.key)
         self.space = Keyspace()
-        self.turn, self.members = uuid.uuid4().hex[:12], dict[str, p.Gather]()
+        self.turn = uuid.uuid4().hex[:12]
+        self.members: dict[str, p.Gather] = {}
         if self.entry is not None:
             stored = _decoder.decode(self.entry.value)
-            self.turn, self.members = stored.turn, dict(stored.members)
+            self.turn = stored.turn
+            self.members = dict(stored.members)
             for token, request in stored.members:
                 self.space.execute(request, token)
             self.space.groups.restore_departed(stored.departed)

@@ -161,7 +161,8 @@ class TCPStore(Store):
     ) -> "TCPStore":
         """Return a client of the store that a configuration names."""
         store = cls.__new__(cls)
-        store._timeout_seconds, store.server = seconds(timeout), None
+        store._timeout_seconds = seconds(timeout)
+        store.server = None
         store._connect(target)
         return store
 
@@ -180,7 +181,8 @@ class TCPStore(Store):
         self._calls: dict[int, PendingCall] = {}
         self._acked: list[int] = []  # answered while an older call still waits
         self._last_id = 0
-        self._leading = self._closed = False
+        self._leading = False
+        self._closed = False
         self._pinged: ClientConnection | None = None  # it owes us a heartbeat
         self._connection = self._open(Deadline(self._timeout_seconds))
 

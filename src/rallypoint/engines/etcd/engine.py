@@ -99,7 +99,8 @@ class EtcdEngine(Engine):
         self._lock = threading.Lock()
         self._lease_lock = threading.Lock()
         self._receipts: list[bytes] = []  # keys of receipts not in use
-        self._shared_lease, self._shared_until = 0, 0.0
+        self._shared_lease = 0
+        self._shared_until = 0.0
         self._client = uuid.uuid4().hex
         self._receipt_count = 0
 
