@@ -12,8 +12,8 @@ from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RendezvousConnectionError
 from rallypoint.net.addresses import free_port
 from rallypoint.rendezvous.reports.status import RunStatus
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.engine import EngineRendezvousBackend
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.store import FileRendezvousBackend
 from rallypoint.server.embedded import EmbeddedServer
 from rallypoint.testing.fakes import MemoryEngine

@@ -22,7 +22,7 @@ from rallypoint.net.connection import ConnectionConfig
 from rallypoint.rendezvous.client.coordinator import HostedCoordinator
 from rallypoint.rendezvous.coordinator import Coordinator
 from rallypoint.rendezvous.parameters import RendezvousTimeout
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View

@@ -29,7 +29,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.coordinator import Coordinator, NodeStatus, Order, Report, Watcher
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.api import Store

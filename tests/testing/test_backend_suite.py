@@ -2,8 +2,7 @@
 
 import pytest
 
-from rallypoint.rendezvous.serverless.backends.contract import Token
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend, Token
 from rallypoint.testing.backend_suite import BackendSuite
 
 

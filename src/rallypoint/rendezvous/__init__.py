@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         rendezvous_handler_registry as rendezvous_handler_registry,
     )
     from rallypoint.rendezvous.serverless.backends.contract import (
+        MemoryRendezvousBackend as MemoryRendezvousBackend,
+    )
+    from rallypoint.rendezvous.serverless.backends.contract import (
         RendezvousBackend as RendezvousBackend,
     )
     from rallypoint.rendezvous.serverless.backends.contract import Token as Token
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
     )
     from rallypoint.rendezvous.serverless.backends.engine import (
         RedisRendezvousBackend as RedisRendezvousBackend,
-    )
-    from rallypoint.rendezvous.serverless.backends.memory import (
-        MemoryRendezvousBackend as MemoryRendezvousBackend,
     )
     from rallypoint.rendezvous.serverless.backends.store import (
         FileRendezvousBackend as FileRendezvousBackend,
@@ -67,11 +67,10 @@ _MODULES = {
     ),
     "rallypoint.net.endpoints": "parse_rendezvous_endpoint",
     _HERE + "api": "RendezvousHandler RendezvousHandlerCreator RendezvousInfo RendezvousStoreInfo",
-    _HERE + "serverless.backends.contract": "RendezvousBackend Token",
+    _HERE + "serverless.backends.contract": "MemoryRendezvousBackend RendezvousBackend Token",
     _HERE + "serverless.backends.engine": (
         "EngineRendezvousBackend EtcdRendezvousBackend RedisRendezvousBackend"
     ),
-    _HERE + "serverless.backends.memory": "MemoryRendezvousBackend",
     _HERE + "serverless.backends.store": "FileRendezvousBackend StoreRendezvousBackend",
     _HERE + "handler": "DynamicRendezvousHandler",
     _HERE + "parameters": "RendezvousParameters RendezvousTimeout",

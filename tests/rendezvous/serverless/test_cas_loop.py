@@ -7,8 +7,7 @@ from rallypoint.core.events import Event, Join
 from rallypoint.core.state import Node, RunState, Settings, decode_state, encode_state
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousStateError, RendezvousTimeoutError
-from rallypoint.rendezvous.serverless.backends.contract import Token
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend, Token
 from rallypoint.rendezvous.serverless.cas_loop import CasLoop
 
 SETTINGS = Settings(min_nodes=5, max_nodes=9)

@@ -22,7 +22,7 @@ from rallypoint.errors import (
 from rallypoint.rendezvous.handler import DynamicRendezvousHandler
 from rallypoint.rendezvous.parameters import RendezvousParameters, RendezvousTimeout
 from rallypoint.rendezvous.registry import create_handler
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import MemoryRendezvousBackend
 from rallypoint.rendezvous.serverless.backends.store import (
     FileRendezvousBackend,
     StoreRendezvousBackend,

@@ -15,8 +15,10 @@ from rallypoint.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import (
+    MemoryRendezvousBackend,
+    RendezvousBackend,
+)
 from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
 from rallypoint.rendezvous.serverless.host import ServerlessHost
 from rallypoint.rendezvous.settings import RendezvousSettings

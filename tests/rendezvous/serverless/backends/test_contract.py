@@ -1,7 +1,10 @@
-"""What the contract itself brings: waiting by looking again."""
+"""The contract's own waiting, by reading again, and the backend in memory."""
 
-from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend, Token
-from rallypoint.rendezvous.serverless.backends.memory import MemoryRendezvousBackend
+from rallypoint.rendezvous.serverless.backends.contract import (
+    MemoryRendezvousBackend,
+    RendezvousBackend,
+    Token,
+)
 from rallypoint.testing.backend_suite import BackendSuite
 
 
@@ -27,3 +30,13 @@ class Minimal(RendezvousBackend):
 class TestMinimalBackend(BackendSuite):
     def make_backend(self) -> Minimal:
         return Minimal()
+
+
+class TestMemoryBackend(BackendSuite):
+    def make_backend(self) -> MemoryRendezvousBackend:
+        return MemoryRendezvousBackend()
+
+
+def test_name_of_the_backend_in_memory() -> None:
+    assert MemoryRendezvousBackend().name == "memory"
+    assert MemoryRendezvousBackend("x").name == "x"

@@ -1,4 +1,4 @@
-"""The RendezvousBackend contract: one state of bytes behind compare-and-set.
+"""The RendezvousBackend contract: one state of bytes behind compare-and-set; and one in memory.
 
 A state has a token, which stands for the write that made it. Tokens are opaque: only the backend
 that made one looks into it, and callers may pass any object.
@@ -83,3 +83,35 @@ class RendezvousBackend(ABC):
                 return False
             never.wait(min(remaining, pause * random.uniform(0.5, 1.0)))  # noqa: S311 - jitter
             pause = min(pause * 2, _POLL_MOST_SECONDS)
+
+
+class MemoryRendezvousBackend(RendezvousBackend):
+    """A run's state in memory; all nodes of the run use the same object."""
+
+    def __init__(self, name: str = "memory") -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._state: bytes | None = None
+        self._token: object | None = None  # compared by identity
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        with self._changed:
+            return None if self._state is None else (self._state, self._token)
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        with self._changed:
+            if token is not self._token:
+                return None if self._state is None else (self._state, self._token, False)
+            self._state, self._token = bytes(state), object()
+            self._changed.notify_all()
+            return self._state, self._token, True
+
+    def wait_for_change(self, token: Token | None, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._token is not token, timeout)
