@@ -1,9 +1,8 @@
-"""`rallypoint demo`: the main job on this machine, with its figures.
+"""`rallypoint demo`: an elastic training job on this machine, with its timings.
 
-A server and four nodes train on the digits. In mid-training the node with rank 0 is killed
-with SIGKILL; the others go on as a round of three. A fifth node comes and is taken in, and
-all finish. The demo only listens (see `demo_story` for what is measured, and how), every
-wait has a limit, and exit code 0 means that everything came as it should.
+A server and four nodes train on the digits. The demo kills the node with rank 0; the others go on
+as a round of three. Then a fifth node joins, and all finish. The demo only reads output (see
+`demo_story`), and every wait has a limit. Exit code 0 means that all expectations hold.
 """
 
 import time
@@ -29,28 +28,28 @@ from rallypoint.rendezvous import defaults
 
 SCRIPT = "train_digits.py"
 NODES = 4
-NNODES = f"2:{NODES}"  # four seal the first round at once, and two would go on
+NNODES = f"2:{NODES}"  # four nodes seal the first round at once
 SIZES = [NODES, NODES - 1, NODES]
 EPOCHS = 24
-STEP_DELAY_SECONDS = 0.03  # an epoch of 12 steps is then long enough to be watched
+STEP_DELAY_SECONDS = 0.03  # slow enough to watch an epoch of 12 steps
 EPOCHS_BEFORE_KILL = 5
 EPOCHS_BEFORE_NEWCOMER = 2
 SERVER_SECONDS = 30.0
-WAIT_SECONDS = 60.0  # for each step; on two cores each takes less than ten
+WAIT_SECONDS = 60.0  # for each step; each takes under 10 s on two cores
 NEWS_SHOWN = 6
 _STYLES = {"killed": "bold red", "finished": "green", "starting": "dim"}
 
 
 class ShowFailed(RallypointError):
-    """The demo cannot go on: a step did not come in time, or a process ended early."""
+    """The demo failed: a step did not come in time, or a process ended early."""
 
 
 class View:
-    """Shows a story while it happens.
+    """Shows the progress of the demo.
 
     Args:
-        story: the facts, which others change.
-        console: where a terminal is drawn on; lines are printed if it is none.
+        story: the facts; they change meanwhile.
+        console: a terminal to draw on; otherwise the view prints lines.
     """
 
     def __init__(self, story: Story, console: Console) -> None:
@@ -76,7 +75,7 @@ class View:
             self._live.stop()
 
     def tell(self, lines: list[str]) -> None:
-        """Show that something has happened, in the given lines."""
+        """Show new lines, with the time since the start."""
         passed = time.monotonic() - self._begun
         stamped = [f"{passed:5.1f} s  {line}" for line in lines]
         if self._live is None:
@@ -88,7 +87,7 @@ class View:
 
 
 def picture(story: Story, news: list[str]) -> Group:
-    """Return the nodes, the rounds, the training and the last news, as of now."""
+    """Return nodes, rounds, training and the latest lines."""
     training = Text(_training(story), style="bold")
     return Group(_nodes(story), _rounds(story), training, Text("\n".join(news), style="dim"))
 
@@ -119,7 +118,7 @@ def _training(story: Story) -> str:
 
 
 def summary(story: Story, measured: list[tuple[str, str, str]], checks: list[Check]) -> list[str]:
-    """Return the lines that end a demo: rounds, figures, and what did not come as expected."""
+    """Return the final lines: rounds, timings, and failed expectations."""
     lines = ["", "rounds"]
     for number, one in sorted(story.rounds.items()):
         why = f"{one.opened_because}; {one.sealed_because}".removeprefix("; ")
@@ -141,7 +140,7 @@ def summary(story: Story, measured: list[tuple[str, str, str]], checks: list[Che
 
 @click.command("demo")
 def command() -> None:
-    """Show the main job on this machine: four nodes train, one is killed, another comes."""
+    """Run a demo on this machine: four nodes train, one is killed, another one joins."""
     story = Story()
     try:
         _need_examples()
@@ -163,10 +162,7 @@ def command() -> None:
 
 
 def find_script() -> Path:
-    """Return the digits example: shipped in the wheel, or in the checkout that this is.
-
-    Raises ShowFailed if it is in neither place.
-    """
+    """Return the digits example, from the wheel or the checkout. Raises ShowFailed."""
     package = Path(__file__).resolve().parent.parent
     places = [package / "examples" / SCRIPT, package.parent.parent / "examples" / SCRIPT]
     for place in places:
@@ -224,7 +220,7 @@ def _kill(stage: Stage, story: Story, view: View, number: int) -> None:
 
 
 def _until(stage: Stage, story: Story, view: View, what: str, holds: Callable[[], bool]) -> None:
-    """Take events in until something holds. Raises ShowFailed with what it was waiting for."""
+    """Process events until a condition holds. Raises ShowFailed at the limit."""
     deadline = Deadline(WAIT_SECONDS)
     while not holds():
         event = stage.next_event(deadline)

@@ -1,10 +1,10 @@
-"""The processes of the demo: started, listened to, and ended whatever happens.
+"""The processes of the demo: starts them, reads their output, and always ends them.
 
-Each process has three threads: one for each pipe, which stamps and hands on every line as it
-comes, and one that waits for the end of both pipes and of the process. A node's workers
-inherit its stdout, so that end means that the whole node is gone.
+Each process has three threads: one per pipe, which stamps each line, and one that waits for the
+end of both pipes and of the process. A node's workers inherit its stdout, so the end of the pipe
+means that the whole node is gone.
 
-Nothing stays: leaving the stage ends what still runs, politely, then not, within
+Leaving the stage ends all processes, with SIGTERM and then SIGKILL, within
 `_TERM_SECONDS + _KILL_SECONDS`. Signals are events in the queue, so that a second Ctrl-C
 cannot cut that short. Should the demo itself be killed, the reaper ends nodes and server.
 """
@@ -38,7 +38,7 @@ _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _SERVING = re.compile(r"serving on (\S+)")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NOT_OURS = ("RALLYPOINT_", "PET_")  # options for other runs, which would change this one
+_NOT_OURS = ("RALLYPOINT_", "PET_")  # options of other runs
 
 
 class InterruptedShow(RallypointError):
@@ -118,7 +118,7 @@ class Stage:
         """Start the agent of a node; return its pid.
 
         Args:
-            number: by which the node is called, from 1.
+            number: of the node, from 1.
             nnodes: MIN:MAX of a round.
             script: path and arguments of what its worker runs.
         """
@@ -130,7 +130,7 @@ class Stage:
         self._actors[number].process.kill()
 
     def next_event(self, deadline: Deadline) -> Line | Ended | None:
-        """Wait for what happens next; None at the deadline. Raises InterruptedShow."""
+        """Return the next event, None at the deadline. Raises InterruptedShow on a signal."""
         try:
             event = self._inbox.get(timeout=deadline.remaining())
         except queue.Empty:
@@ -148,7 +148,7 @@ class Stage:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
+            start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
         )
         waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
         self._actors[source] = _Actor(source, process, waiter)
@@ -178,7 +178,7 @@ class Stage:
     def _end(self) -> None:
         server = [actor for actor in self._actors.values() if actor.source == SERVER]
         nodes = [actor for actor in self._actors.values() if actor.source != SERVER]
-        for actors in (nodes, server):  # nodes say goodbye to the server, so it goes last
+        for actors in (nodes, server):  # nodes leave the run first, so the server ends last
             for number, limit_seconds in (
                 (signal.SIGTERM, _TERM_SECONDS),
                 (signal.SIGKILL, _KILL_SECONDS),

@@ -1,15 +1,14 @@
-"""What a demo's processes said, as facts: nodes, rounds, times, and what was expected. PURE.
+"""The facts of a demo, from the output of its processes: nodes, rounds, times. PURE.
 
-The server says why each round opened and sealed, each node its seat, the training its epochs
-and accuracy. These lines are pushed through pipes; whoever reads one stamps it at once, by
-the one clock of the demo. Nothing is asked for, so nothing is disturbed or missed.
+The server logs why each round opened and sealed, each node its rank, the training its epochs and
+accuracy. The demo stamps each line as it arrives, with one clock, and sends no requests.
 
-What the times mean (all seconds of that clock):
+Times, in seconds of that clock:
 
     killed      just before SIGKILL was sent
-    told        the server wrote that the round is over: the same step tells the others
+    told        the server logged the end of the round; the same step notifies the nodes
     asked       the last survivor has stopped its workers and asks for the next round
-    sealed      the server wrote that the round is agreed
+    sealed      the server logged that the round is sealed
     seated      the last participant has its seat and starts its workers
     trained     the first epoch of the round is done: all imports and 12 steps after `seated`
 """
@@ -84,7 +83,7 @@ class RoundFacts:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that was expected, and what was seen."""
+    """An expectation, and what was observed."""
 
     expected: str
     seen: str
@@ -115,7 +114,7 @@ class Story:
         return f"kill -9 of node {number} (rank {node.rank}), in epoch {self.epoch + 1}"
 
     def take(self, event: Line | Ended) -> list[str]:
-        """Fold in an event; return what it tells, in lines for people."""
+        """Process an event; return lines about it for people."""
         if isinstance(event, Ended):
             return self._ended(event)
         if event.source == SERVER:
@@ -125,7 +124,7 @@ class Story:
         return self._from_node(event)
 
     def round(self, number: int) -> RoundFacts:
-        """Return the facts of a round, none yet if it is new."""
+        """Return the facts of a round; a new round has none."""
         return self.rounds.setdefault(number, RoundFacts(number))
 
     def sealed_sizes(self) -> list[int]:
@@ -189,7 +188,7 @@ class Story:
         if match := _ASKS.match(event.text):
             asked = self.round(node.round + 1)
             asked.asked_at = event.at
-            # the server's log shortens what happens all at once; the nodes are told it too
+            # the server's log merges simultaneous events; the nodes log the reason too
             asked.opened_because = asked.opened_because or self.named(match[1])
             node.rank, node.place = None, "asks for the next round"
             return []
@@ -223,7 +222,7 @@ class Story:
 
 
 def how_ended(code: int) -> str:
-    """Return an exit code as people read it."""
+    """Return an exit code for people."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -235,11 +234,11 @@ def milliseconds(start: float | None, end: float | None) -> str:
 
 
 def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
-    """Return (what, how long, meaning) of the loss and what came after it, none without a loss.
+    """Return (name, duration, meaning) rows about the loss, none without a loss.
 
     Args:
         story: of the demo.
-        grace_seconds: for which a cut connection may come back before its node is lost.
+        grace_seconds: for which a disconnected node may reconnect before it is lost.
     """
     killed = next((n.killed_at for n in story.nodes.values() if n.killed_at is not None), None)
     if killed is None:
@@ -285,7 +284,7 @@ def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
 
 
 def checks(story: Story, sizes: list[int]) -> list[Check]:
-    """Return what a demo must have shown, each with what was seen.
+    """Return the expectations of a demo, each with what was observed.
 
     Args:
         story: of the demo.

@@ -1,7 +1,7 @@
-"""Which variables RALLYPOINT_... something reads, so that one that nothing reads is told of.
+"""Finds RALLYPOINT_ variables that nothing reads, to warn of misspelled names.
 
-What an option reads stands at the option; all others are named here. Kubernetes makes variables
-of each service (of one called rallypoint: RALLYPOINT_SERVICE_HOST and more): nobody's mistake.
+Options name their variables; all others are listed here. For a service called rallypoint,
+Kubernetes sets variables such as RALLYPOINT_SERVICE_HOST; these are ignored.
 """
 
 import difflib
@@ -31,7 +31,7 @@ SETTINGS = frozenset(
     {TOKEN_VARIABLE, FILE_VARIABLE, TLS, tracing.VARIABLE, *_OF_ENGINES, *_OF_ENVIRONMENTS}
     | {row.env for row in defaults.DEFAULTS if row.env}
 )
-# What an agent sets for its workers, which may start agents themselves.
+# Set by an agent for its workers, which may start agents themselves.
 OF_WORKERS = frozenset(
     {MARK, CHANGE_FILE, PROGRESS_FILE, STACK_SIGNAL}
     | {f"{PREFIX}{name}" for name in ("RUN_ID", "ROUND", "INCARNATION", "STORE")}
@@ -48,11 +48,11 @@ _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def unread(env: Mapping[str, str], command: click.Command) -> list[str]:
-    """Return, for people, which variables of ours nothing reads, each with the nearest name.
+    """Return a warning for each variable that nothing reads, with the nearest name.
 
     Args:
-        env: the variables; empty ones count as not given.
-        command: the one that runs; the others are loaded only if its options leave something.
+        env: the variables; empty ones count as not set.
+        command: the command that runs; others are imported only if it does not read them all.
     """
     names = {name for name, value in env.items() if name.startswith(PREFIX) and value}
     strange = names - SETTINGS - OF_WORKERS - OF_TESTS - of_options(command)
@@ -65,7 +65,7 @@ def unread(env: Mapping[str, str], command: click.Command) -> list[str]:
 
 
 def of_options(command: click.Command) -> frozenset[str]:
-    """Return the variables that the options of a command read, others' than ours included."""
+    """Return all variables that the options of a command read."""
     given = (parameter.envvar or () for parameter in command.params)
     return frozenset().union(*([one] if isinstance(one, str) else one for one in given))
 
@@ -81,7 +81,7 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def _nearest(name: str, known: frozenset[str]) -> str:
-    """Return the nearest name; what all have in common makes none near."""
+    """Return the nearest name, compared without the common prefix."""
     ends = [one.removeprefix(PREFIX) for one in sorted(known) if one.startswith(PREFIX)]
     found = difflib.get_close_matches(name.removeprefix(PREFIX), ends, 1)
     return f"; did you mean {PREFIX}{found[0]}?" if found else ""

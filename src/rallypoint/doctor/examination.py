@@ -15,6 +15,7 @@ from rallypoint.doctor.findings import Answer, Finding, Verdict
 from rallypoint.doctor.probe import Probe, Talk
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net.connection import ConnectionConfig
+from rallypoint.net.dialer import AddressInfo
 from rallypoint.net.endpoints import parse_endpoints
 from rallypoint.net.protocol import DEFAULT_PORT
 from rallypoint.net.tls import NO_TLS, TLS
@@ -58,16 +59,11 @@ class Question:
 
 def examine(question: Question, probe: Probe) -> Iterator[Finding]:
     """Yield the findings, step by step."""
-    begun = time.monotonic()
-    try:
-        infos, trouble = probe.resolve(question.host, question.port), ""
-    except OSError as error:
-        infos, trouble = [], error.strerror or str(error)
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
-    yield findings.names(question.host, addresses, trouble, time.monotonic() - begun)
+    infos, found = look_up(question.host, question.port, probe)
+    yield found
     if not infos:
         return
-    own = probe.own()
+    own, addresses = probe.own(), addresses_of(infos)
     loopback = all(_is_loopback(address) for address in addresses)
     yield findings.whose(addresses, own, question.nodes, loopback)
     tried = [probe.connect(info) for info in infos]
@@ -86,6 +82,21 @@ def examine(question: Question, probe: Probe) -> Iterator[Finding]:
     if talk is not None:
         yield from _within(question, probe, talk)
         talk.close()
+
+
+def look_up(host: str, port: int, probe: Probe) -> tuple[list[AddressInfo], Finding]:
+    """Return the addresses of a name, and the finding on its resolution."""
+    begun = time.monotonic()
+    try:
+        infos, trouble = probe.resolve(host, port), ""
+    except OSError as error:
+        infos, trouble = [], error.strerror or str(error)
+    return infos, findings.names(host, addresses_of(infos), trouble, time.monotonic() - begun)
+
+
+def addresses_of(infos: Sequence[AddressInfo]) -> list[str]:
+    """Return the distinct addresses as text."""
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 def examine_all(questions: Sequence[Question], probe: Probe) -> Iterator[Finding]:

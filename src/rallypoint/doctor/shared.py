@@ -18,7 +18,7 @@ from rallypoint.core.advance import timers
 from rallypoint.core.state import RunState, decode_state
 from rallypoint.deadline import Deadline
 from rallypoint.doctor import findings
-from rallypoint.doctor.examination import ports
+from rallypoint.doctor.examination import look_up, ports
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.engines.contract import Engine
@@ -83,13 +83,8 @@ def _engine(engine: Engine, run_id: str, probe: Probe) -> Iterator[Finding]:
 
 
 def _reach(host: str, port: int, name: str, probe: Probe) -> Iterator[Finding]:
-    begun = time.monotonic()
-    try:
-        infos, trouble = probe.resolve(host, port), ""
-    except OSError as error:
-        infos, trouble = [], error.strerror or str(error)
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
-    yield findings.names(host, addresses, trouble, time.monotonic() - begun)
+    infos, found = look_up(host, port, probe)
+    yield found
     if not infos:
         return
     tried = [probe.connect(info) for info in infos]

@@ -130,29 +130,26 @@ class Pages:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("/", self.page),
-            Route("/login", self.login, methods=["GET", "POST"]),
-            Route("/static/{name}", self.static),
-            Route("/metrics", self.metrics),
-            Route("/healthz", self.healthz),
-            Route("/api/v1/status", self.status),
-            Route("/api/v1/server", self.server),
-            Route("/api/v1/runs", self.runs),
-            Route("/api/v1/runs/{run_id:path}", self.run),
-            Route("/api/v1/events", self.events),
-            Route("/api/v1/openapi.json", self.openapi),
+            Route("/", self._page),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/static/{name}", self._static),
+            Route("/metrics", self._metrics),
+            Route("/healthz", self._healthz),
+            Route("/api/v1/status", self._status),
+            Route("/api/v1/server", self._server_status),
+            Route("/api/v1/runs", self._runs),
+            Route("/api/v1/runs/{run_id:path}", self._one_run),
+            Route("/api/v1/events", self._events),
+            Route("/api/v1/openapi.json", self._openapi),
         ]
 
-    async def page(self, _request: Request) -> Response:
-        """The live page."""
+    async def _page(self, _request: Request) -> Response:
         return _file("index.html")
 
-    async def static(self, request: Request) -> Response:
-        """A static file of the page."""
+    async def _static(self, request: Request) -> Response:
         return _file(request.path_params["name"])
 
-    async def login(self, request: Request) -> Response:
-        """The login form, which exchanges the token for a cookie."""
+    async def _login(self, request: Request) -> Response:
         if request.method == "GET":
             return _file("login.html")
         body = b""
@@ -170,16 +167,13 @@ class Pages:
         )  # fmt: skip
         return answer
 
-    async def metrics(self, _request: Request) -> Response:
-        """The metrics in Prometheus format."""
+    async def _metrics(self, _request: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def healthz(self, _request: Request) -> Response:
-        """Always "ok": an answer proves that the event loop runs."""
+    async def _healthz(self, _request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def status(self, request: Request) -> Response:
-        """The status document, of all runs or of one."""
+    async def _status(self, request: Request) -> Response:
         server = self._server.status()
         wanted = request.query_params.get("run")
         names = [line.run_id for line in server.runs] if wanted is None else [wanted]
@@ -188,29 +182,24 @@ class Pages:
             return self._no_run(wanted)
         return _json(Status(SCHEMA, f"the server at {server.endpoint}", server, tuple(runs)))
 
-    async def server(self, _request: Request) -> Response:
-        """The status of the server."""
+    async def _server_status(self, _request: Request) -> Response:
         return _json(self._server.status())
 
-    async def runs(self, _request: Request) -> Response:
-        """The list of runs."""
+    async def _runs(self, _request: Request) -> Response:
         return _json(self._server.status().runs)
 
-    async def run(self, request: Request) -> Response:
-        """One run."""
+    async def _one_run(self, request: Request) -> Response:
         name = request.path_params["run_id"]
         found = self._run(name)
         return self._no_run(name) if found is None else _json(found)
 
-    async def events(self, request: Request) -> Response:
-        """A stream of server-sent events."""
+    async def _events(self, request: Request) -> Response:
         if self.feed.viewers >= VIEWERS_LIMIT:
             return PlainTextResponse("too many viewers\n", 503, {"Retry-After": "10"})
         body = self.feed.events(request.query_params.get("run"))
         return StreamingResponse(body, media_type="text/event-stream")
 
-    async def openapi(self, _request: Request) -> Response:
-        """The OpenAPI description."""
+    async def _openapi(self, _request: Request) -> Response:
         return _json(document())
 
     def _run(self, name: str) -> RunStatus | None:
