@@ -158,3 +158,7 @@ def test_no_report_after_success_or_a_signal(code: int) -> None:
 )
 def test_time_since_a_loss_is_counted(age: float, text: str) -> None:
     assert text in waiting_line(PICTURES["one was lost"], age, 560.0)
+
+
+def test_final_report_without_failures_is_the_reason() -> None:
+    assert final_report(Exit(1, "no connection")) == "no connection"

@@ -11,6 +11,7 @@ def test_heartbeats_silence_and_pauses() -> None:
     assert timing.is_gone(3.1, 0.0, 3.0)
     assert not timing.is_gone(3.0, 0.0, 3.0)
     assert not timing.is_gone(9.0, 5.0, 3.0), "a paused process has not listened"
+    assert timing.is_gone(11.0, 5.0, 3.0)
     assert timing.next_pause(0.05) == 0.1
     assert timing.next_pause(1.5) == timing.LONGEST_PAUSE_SECONDS
 
