@@ -83,7 +83,7 @@ def test_event_log_is_in_order(fleet: Fleet) -> None:
     assert told[-1]["data"]["code"] == 143
 
 
-def test_h1_unhealthy_node_takes_no_seat(fleet: Fleet) -> None:
+def test_h1_unhealthy_node_does_not_join(fleet: Fleet) -> None:
     _server, where = fleet.server()
     options = ["--nnodes=1:2", f"--endpoint={where}", "--run-id=h1", "--last-call=0.1"]
     sick = fleet.agent(
@@ -93,7 +93,7 @@ def test_h1_unhealthy_node_takes_no_seat(fleet: Fleet) -> None:
     well = fleet.agent("well", *options, "--health-check=true")
     well.expect("work: round 1 rank 0 of 1")
     assert sick.wait() == 3
-    assert "was not well within 4 s (--join-timeout)" in sick.err.text
+    assert "was not healthy within 4 s (--join-timeout)" in sick.err.text
     fleet.release()
     well.finished()
 
