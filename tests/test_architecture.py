@@ -54,7 +54,7 @@ PURE = [
     "agent/reporting/records.py",
     "agent/workers/environment.py",
     "backoff.py",
-    "cli/demo_story.py",
+    "cli/demo_facts.py",
     "core/*.py",
     "engines/etcd/messages.py",
     "engines/redis/scripts.py",

@@ -9,7 +9,7 @@ from tests.core.builders import a_node, a_settings
 from tests.integration.cluster import Cluster
 
 from rallypoint.cli import admin_commands, main
-from rallypoint.cli.admin_commands import Where, Whom, meant
+from rallypoint.cli.admin_commands import NodeSelector, RunLocation, meant
 from rallypoint.core.events import Close, Refusal
 from rallypoint.core.state import Aspect, Verdict
 from rallypoint.errors import ParameterError
@@ -67,14 +67,17 @@ def test_message_lists_few_names_and_says_none_for_an_empty_run() -> None:
 @pytest.mark.parametrize(
     ("whom", "words"),
     [
-        (Whom(None, None, None), "no node given"),
-        (Whom("a", "", "b"), "--node and --slot given: give one of --node, --address and --slot"),
+        (NodeSelector(None, None, None), "no node given"),
+        (
+            NodeSelector("a", "", "b"),
+            "--node and --slot given: give one of --node, --address and --slot",
+        ),
     ],
 )
-def test_exactly_one_name_is_required(whom: Whom, words: str) -> None:
+def test_exactly_one_name_is_required(whom: NodeSelector, words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         whom.named()
-    assert Whom(None, "b", None).named() == (Aspect.ADDRESS, "b")
+    assert NodeSelector(None, "b", None).named() == (Aspect.ADDRESS, "b")
 
 
 def test_caller_is_user_at_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,7 @@ def test_caller_is_user_at_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @click.command()
 @admin_commands.of_a_run
-def close_command(where: Where) -> None:
+def close_command(where: RunLocation) -> None:
     def decide(run: RunStatus) -> tuple[list[Order], str]:
         return [Close("me", "enough", "noon")], f"closing {run.run_id}"
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from rallypoint.cli import demo, main
 from rallypoint.cli.demo import View, picture, summary
-from rallypoint.cli.demo_stage import Stage
-from rallypoint.cli.demo_story import Check, Ended, Line, Story
+from rallypoint.cli.demo_facts import Check, DemoFacts, Ended, Line
+from rallypoint.cli.demo_processes import DemoProcesses
 
 COMMAND = [sys.executable, "-m", "rallypoint", "demo"]
 GRACE_MS = 1000
@@ -113,29 +113,29 @@ def test_script_is_found() -> None:
 
 def test_every_wait_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "WAIT_SECONDS", 0.0)
-    story = Story()
-    with pytest.raises(demo.ShowFailed, match="a new round did not come within 0 s"):
-        demo._until(Stage(), story, View(story, Console()), "a new round", lambda: False)
+    facts = DemoFacts()
+    with pytest.raises(demo.DemoFailed, match="a new round did not come within 0 s"):
+        demo._until(DemoProcesses(), facts, View(facts, Console()), "a new round", lambda: False)
 
 
 def test_wait_ends_when_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    story, stage = Story(), Stage()
-    story.started(1, 11)
-    monkeypatch.setattr(stage, "next_event", lambda _deadline: Ended(1.0, 1, 0))
-    with pytest.raises(demo.ShowFailed, match="all nodes have ended before round 3 came"):
-        demo._until(stage, story, View(story, Console()), "round 3", lambda: False)
+    facts, processes = DemoFacts(), DemoProcesses()
+    facts.started(1, 11)
+    monkeypatch.setattr(processes, "next_event", lambda _deadline: Ended(1.0, 1, 0))
+    with pytest.raises(demo.DemoFailed, match="all nodes have ended before round 3 came"):
+        demo._until(processes, facts, View(facts, Console()), "round 3", lambda: False)
 
 
-def a_story() -> Story:
-    story = Story()
-    story.started(1, 11)
+def a_story() -> DemoFacts:
+    facts = DemoFacts()
+    facts.started(1, 11)
     for text in (
         "rallypoint: round 1: rank 0 of 1 node (all have come)",
         "round 1  world size 1  epoch   3  loss 0.1  accuracy 96.0%",
     ):
-        story.take(Line(1.0, 1, text))
-    story.take(Line(1.0, 0, " INFO run x: round 1 sealed with 1 nodes: all have come; at work"))
-    return story
+        facts.take(Line(1.0, 1, text))
+    facts.take(Line(1.0, 0, " INFO run x: round 1 sealed with 1 nodes: all have come; at work"))
+    return facts
 
 
 def test_picture_shows_nodes_rounds_and_training() -> None:
@@ -147,7 +147,7 @@ def test_picture_shows_nodes_rounds_and_training() -> None:
 
 
 def test_each_event_is_a_line_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with View(Story(), Console(file=io.StringIO())) as view:
+    with View(DemoFacts(), Console(file=io.StringIO())) as view:
         view.tell(["one", "two"])
         view.tell([])
     assert capsys.readouterr().out == "  0.0 s  one\n  0.0 s  two\n"
@@ -163,12 +163,12 @@ def test_picture_is_drawn_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_summary_has_rounds_figures_and_failures() -> None:
-    story = a_story()
-    story.complaints.append("node 1: odd")
+    facts = a_story()
+    facts.complaints.append("node 1: odd")
     checks = [Check("a", "a", True), Check("accuracy: over 95%", "94.0%", False)]
-    lines = summary(story, [("detection", "1 ms", "kill -> told")], checks)
+    lines = summary(facts, [("detection", "1 ms", "kill -> told")], checks)
     assert "  1  1 nodes  all have come" in lines
     assert "  detection          1 ms  kill -> told" in lines
     assert "  node 1: odd" in lines
     assert lines[-1] == "expected accuracy: over 95%; seen: 94.0%"
-    assert summary(story, [], checks[:1])[-1] == "all 1 expectations hold"
+    assert summary(facts, [], checks[:1])[-1] == "all 1 expectations hold"

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from rallypoint.cli import main
-from rallypoint.cli.serve_state import Choice
+from rallypoint.cli.serve_state import StateOptions
 from rallypoint.server.ha import failover
 from rallypoint.server.ha.failover import FailoverConfig
 
@@ -43,13 +43,13 @@ def test_invalid_options_are_refused_by_name(options: list[str], words: str) -> 
 
 
 def test_no_checks_without_a_state() -> None:
-    Choice(None, "a:b:c", 0.0).check("/x", True)
-    Choice("etcds://h/p", None, 2.0).check(None, False)
+    StateOptions(None, "a:b:c", 0.0).check("/x", True)
+    StateOptions("etcds://h/p", None, 2.0).check(None, False)
 
 
 def test_advertised_address() -> None:
     def state(advertise: str | None) -> FailoverConfig:
-        found = Choice("etcd://h", advertise, 2.0).at([sock])
+        found = StateOptions("etcd://h", advertise, 2.0).at([sock])
         assert found is not None
         return found
 
@@ -60,7 +60,7 @@ def test_advertised_address() -> None:
         assert state("front").advertise == f"front:{port}"
         assert state("[::1]:7").advertise == "[::1]:7"
         assert first.name != state(None).name
-        assert Choice(None, None, 2.0).at([sock]) is None
+        assert StateOptions(None, None, 2.0).at([sock]) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_address_reachable_only_from_this_host_has_a_warning(
     caplog: pytest.LogCaptureFixture, bound: str, advertise: str | None, warned: bool
 ) -> None:
     with socket.create_server((bound, 0)) as sock:
-        Choice("redis://127.0.0.1", advertise, 2.0).at([sock])
+        StateOptions("redis://127.0.0.1", advertise, 2.0).at([sock])
     assert ("give --advertise ADDRESS:PORT" in caplog.text) is warned
 
 

@@ -25,7 +25,7 @@ from rallypoint.doctor.examination import (
     in_short,
     worst,
 )
-from rallypoint.doctor.findings import Finding, Place, Verdict
+from rallypoint.doctor.findings import Attempt, Finding, Verdict
 from rallypoint.doctor.probe import Probe
 from rallypoint.net import protocol as p
 from rallypoint.net.addresses import free_port
@@ -234,8 +234,8 @@ class WithoutIPv6(Probe):
     def resolve(self, host: str, port: int) -> list[AddressInfo]:
         return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", port, 0, 0))]
 
-    def connect(self, info: AddressInfo) -> tuple[Place, socket.socket | None]:
-        return Place(str(info[4][0]), int(info[4][1]), 0.0, errno.ENETUNREACH), None
+    def connect(self, info: AddressInfo) -> tuple[Attempt, socket.socket | None]:
+        return Attempt(str(info[4][0]), int(info[4][1]), 0.0, errno.ENETUNREACH), None
 
 
 def test_8_ipv6_only() -> None:

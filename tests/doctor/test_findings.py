@@ -6,13 +6,13 @@ import pytest
 from tests.core.builders import a_settings
 
 from rallypoint.doctor import findings
-from rallypoint.doctor.findings import Answer, Greeting, Place, Verdict
+from rallypoint.doctor.findings import Answer, Attempt, Greeting, Verdict
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.reports.status import Durability, ServerStatus, run_status
 
 
-def place(address: str, code: int = 0) -> Place:
-    return Place(address, 29400, 0.002, code)
+def place(address: str, code: int = 0) -> Attempt:
+    return Attempt(address, 29400, 0.002, code)
 
 
 def server(lag_seconds: float) -> ServerStatus:
@@ -45,7 +45,9 @@ def test_owner_of_an_address() -> None:
         ([place("2001:db8::1", errno.ENETUNREACH)], Verdict.FAIL, "an address of IPv4 kind"),
     ],
 )
-def test_causes_of_a_failed_connection(places: list[Place], verdict: Verdict, remedy: str) -> None:
+def test_causes_of_a_failed_connection(
+    places: list[Attempt], verdict: Verdict, remedy: str
+) -> None:
     finding = findings.reached(places, ["127.0.0.1", "10.0.0.1"])
     assert finding.verdict is verdict
     assert remedy in finding.remedy

@@ -10,7 +10,7 @@ from rallypoint.deadline import Deadline
 from rallypoint.doctor import measurements
 from rallypoint.doctor.findings import Verdict
 from rallypoint.doctor.fitness import GIB, Gpu, Pair
-from rallypoint.doctor.measurements import Echo, Place
+from rallypoint.doctor.measurements import Echo, NodeAddress
 from rallypoint.errors import ParameterError
 from rallypoint.store.memory import MemoryStore
 from rallypoint.testing.fakes import ManualClock
@@ -72,7 +72,7 @@ LOOPBACK = "127.0.0.1"
 
 def test_link_is_measured() -> None:
     with Echo(LOOPBACK, 5.0) as echo:
-        pair = measurements.measure("a", Place("b", LOOPBACK, echo.port), 5.0)
+        pair = measurements.measure("a", NodeAddress("b", LOOPBACK, echo.port), 5.0)
     assert pair.name == "a -> b"
     assert pair.seconds is not None
     assert 0 < pair.seconds < 5.0
@@ -81,11 +81,11 @@ def test_link_is_measured() -> None:
 def test_dead_link_has_its_reason() -> None:
     with Echo(LOOPBACK, 5.0) as echo:
         port = echo.port
-    assert measurements.measure("a", Place("b", LOOPBACK, port), 5.0) == Pair(
+    assert measurements.measure("a", NodeAddress("b", LOOPBACK, port), 5.0) == Pair(
         "a", "b", None, "Connection refused"
     )
     with socket.create_server((LOOPBACK, 0)) as silent:
-        place = Place("b", LOOPBACK, silent.getsockname()[1])
+        place = NodeAddress("b", LOOPBACK, silent.getsockname()[1])
         assert measurements.measure("a", place, 0.1) == Pair("a", "b", None, "no answer in 0.1 s")
 
 
@@ -103,7 +103,7 @@ def test_foreign_data_is_not_echoed() -> None:
         client.close()
 
     threading.Thread(target=answer, daemon=True).start()
-    place = Place("b", LOOPBACK, stranger.getsockname()[1])
+    place = NodeAddress("b", LOOPBACK, stranger.getsockname()[1])
     assert measurements.measure("a", place, 5.0).trouble == "unexpected answer"
     stranger.close()
 
@@ -129,5 +129,5 @@ def test_absent_nodes_are_counted() -> None:
 
 
 def test_distinct_labels_are_kept() -> None:
-    places = [Place("a", LOOPBACK, 1), Place("b", LOOPBACK, 2)]
+    places = [NodeAddress("a", LOOPBACK, 1), NodeAddress("b", LOOPBACK, 2)]
     assert measurements.distinct(places) == places

@@ -26,7 +26,7 @@ from tests.web.serving import Served, served
 
 from rallypoint.core.state import Settings
 from rallypoint.net.tokens import Keyring
-from rallypoint.web.app import STATIC, TYPES, Doors, Pages, document
+from rallypoint.web.app import STATIC, TYPES, AccessMiddleware, Pages, document
 from rallypoint.web.guard import Guard
 
 pytestmark = pytest.mark.integration
@@ -123,7 +123,7 @@ def call(method: str, path: str, fake: FakeServer | None = None, **more: Any) ->
     keys = Keyring(b"run:other secret\nread sesame")
     guard = Guard(lambda: keys)
     pages = Pages((fake or FakeServer()).server, guard)
-    app = Starlette(routes=pages.routes(), middleware=[Middleware(Doors, guard=guard)])
+    app = Starlette(routes=pages.routes(), middleware=[Middleware(AccessMiddleware, guard=guard)])
 
     async def main() -> httpx.Response:
         transport = httpx.ASGITransport(app)

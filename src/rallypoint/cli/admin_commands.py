@@ -45,7 +45,7 @@ Decide = Callable[[RunStatus], tuple[list[Order], str]]
 
 
 @dataclass(frozen=True)
-class Where:
+class RunLocation:
     """A run and where to find it.
 
     Args:
@@ -60,7 +60,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Whom:
+class NodeSelector:
     """Nodes, given by host name, label or id; by address; or by slot."""
 
     node: str | None
@@ -111,7 +111,7 @@ def of_a_run(function: Decorated) -> Decorated:
         timeout: float,
         **rest: Any,
     ) -> object:
-        return function(where=Where(run_id, endpoint, backend, token_file, timeout), **rest)
+        return function(where=RunLocation(run_id, endpoint, backend, token_file, timeout), **rest)
 
     return together(_WHERE, inner)
 
@@ -121,7 +121,7 @@ def of_nodes(function: Decorated) -> Decorated:
 
     @functools.wraps(function)
     def inner(node: str | None, address: str | None, slot: str | None, **rest: Any) -> object:
-        return function(whom=Whom(node, address, slot), **rest)
+        return function(whom=NodeSelector(node, address, slot), **rest)
 
     return together(_WHOM, inner)
 
@@ -159,7 +159,7 @@ def by_whom() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def carry_out(command: str, where: Where, decide: Decide) -> None:
+def carry_out(command: str, where: RunLocation, decide: Decide) -> None:
     """Read the run's status, give the orders, and print the result; exit if that fails.
 
     Args:
@@ -206,7 +206,7 @@ def _examples(text: str) -> str:
 )
 @of_a_run
 @why_option
-def close(where: Where, why: str) -> None:
+def close(where: RunLocation, why: str) -> None:
     """End RUN for all its nodes. Later nodes are refused, and told who closed it, when and why."""
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:
@@ -232,7 +232,7 @@ def close(where: Where, why: str) -> None:
 @click.option(
     "--for", "seconds", type=LONG, help="How long (90s, 5m, 6h) [default: until admitted]."
 )
-def exclude(where: Where, whom: Whom, why: str, seconds: float | None) -> None:
+def exclude(where: RunLocation, whom: NodeSelector, why: str, seconds: float | None) -> None:
     """Exclude a node from RUN: it leaves its round and cannot join again.
 
     A host name, address or slot excludes every process there, now and later. A label or id
@@ -261,7 +261,7 @@ def exclude(where: Where, whom: Whom, why: str, seconds: float | None) -> None:
 @of_a_run
 @of_nodes
 @click.option("--all", "everybody", is_flag=True, help="End all exclusions of the run.")
-def admit(where: Where, whom: Whom, everybody: bool) -> None:
+def admit(where: RunLocation, whom: NodeSelector, everybody: bool) -> None:
     """Let excluded nodes join RUN again; give the name that `status` shows."""
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:
@@ -291,7 +291,7 @@ def admit(where: Where, whom: Whom, everybody: bool) -> None:
 @of_nodes
 @why_option
 @click.option("--in", "seconds", type=LONG, help="How long the node still has (25s, 2m).")
-def notify(where: Where, whom: Whom, why: str, seconds: float | None) -> None:
+def notify(where: RunLocation, whom: NodeSelector, why: str, seconds: float | None) -> None:
     """Announce to RUN that a node will leave: workers save, then the node leaves the round."""
 
     def decide(run: RunStatus) -> tuple[list[Order], str]:

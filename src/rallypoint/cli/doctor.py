@@ -31,7 +31,7 @@ from rallypoint.doctor.examination import Question, cause, examine_all, worst
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.fitness import GIB, Pair
 from rallypoint.doctor.probe import Probe
-from rallypoint.doctor.shared import examine_shared, where
+from rallypoint.doctor.serverless import examine_serverless, where
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.net.addresses import local_address
 from rallypoint.net.tls import read_tls
@@ -91,7 +91,7 @@ def doctor(
             endpoint = ", ".join(question.target.where for question in questions)
             steps = examine_all(questions, probe)
         else:
-            steps = examine_shared(backend, endpoint, run_id, probe)
+            steps = examine_serverless(backend, endpoint, run_id, probe)
             endpoint = where(backend, endpoint)
     except ParameterError as error:
         _fail("doctor", error, EXIT_USAGE)

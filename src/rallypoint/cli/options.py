@@ -105,6 +105,8 @@ def _option(*names: str, pet: bool = False, **kwargs: Any) -> Callable[[Decorate
     variables = [f"RALLYPOINT_{name.upper()}" for name in longs]
     if pet:
         variables.append(f"PET_{longs[-1].upper()}")
+    if kwargs.get("default") == "":
+        kwargs["show_default"] = False
     return click.option(*names, longs[0], cls=Setting, envvar=variables, **kwargs)
 
 
@@ -182,7 +184,7 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _torch(
         "--max-restarts",
         type=int,
-        help="How many rounds may fail before the run does. [default: 0 for one node, else 3]",
+        help="How many failed rounds the run survives. [default: 0 for one node, else 3]",
     ),
     _torch(
         "--monitor-interval",

@@ -18,7 +18,7 @@ import click
 import uvloop
 
 from rallypoint.cli.options import tls_options, token_file_option
-from rallypoint.cli.serve_state import Choice, serve_in_turn, state_options
+from rallypoint.cli.serve_state import StateOptions, serve_in_turn, state_options
 from rallypoint.deadline import Deadline
 from rallypoint.engines.url import redacted
 from rallypoint.errors import JournalError, ParameterError, RallypointError
@@ -94,7 +94,7 @@ def command(
     http: str | None,
     http_names: tuple[str, ...],
     data_dir: str | None,
-    shared: Choice,
+    shared: StateOptions,
     until_empty: bool,
     fds: tuple[int, ...],
     host_fd: int | None,

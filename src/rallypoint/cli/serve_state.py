@@ -53,7 +53,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class StateOptions:
     """The values of the options."""
 
     url: str | None
@@ -129,7 +129,7 @@ def _bound_to_all(sockets: list[socket.socket]) -> bool:
 
 
 def state_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of highly available servers; the command gets `shared`, a `Choice`."""
+    """Add the options of highly available servers; the command gets `shared`, a `StateOptions`."""
 
     @functools.wraps(command)
     def taking(
@@ -141,7 +141,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
             for option, name in (("--advertise", "advertise"), ("--leader-lease", "leader_lease"))
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         )
-        command(shared=Choice(state, advertise, leader_lease, named), **options)
+        command(shared=StateOptions(state, advertise, leader_lease, named), **options)
 
     return together(_OPTIONS, taking)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rallypoint.doctor import findings
 from rallypoint.doctor.findings import Answer, Finding, Verdict
-from rallypoint.doctor.probe import Probe, Talk
+from rallypoint.doctor.probe import Probe, ServerConnection
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net.connection import ConnectionConfig
 from rallypoint.net.dialer import AddressInfo
@@ -75,13 +75,13 @@ def examine(question: Question, probe: Probe) -> Iterator[Finding]:
     if not good:
         yield from _other_port(question, probe)
         return
-    greeting, talk = probe.greet(good[0], question.target)
+    greeting, connection = probe.greet(good[0], question.target)
     yield findings.answers(greeting)
     if greeting.answer is Answer.OURS:
         yield findings.token(greeting, bool(question.token))
-    if talk is not None:
-        yield from _within(question, probe, talk)
-        talk.close()
+    if connection is not None:
+        yield from _within(question, probe, connection)
+        connection.close()
 
 
 def look_up(host: str, port: int, probe: Probe) -> tuple[list[AddressInfo], Finding]:
@@ -123,25 +123,25 @@ def _other_port(question: Question, probe: Probe) -> Iterator[Finding]:
         if sock is not None:
             sock.close()
         if place.code == 0:
-            greeting, talk = probe.greet(info, usual.target)
-            if talk is not None:
-                talk.close()
+            greeting, connection = probe.greet(info, usual.target)
+            if connection is not None:
+                connection.close()
             if greeting.answer is Answer.OURS:
                 yield findings.elsewhere(question.port, DEFAULT_PORT)
                 return
 
 
-def _within(question: Question, probe: Probe, talk: Talk) -> Iterator[Finding]:
+def _within(question: Question, probe: Probe, connection: ServerConnection) -> Iterator[Finding]:
     try:
-        yield findings.round_trip([talk.round_trip() for _ in range(ROUND_TRIPS)])
-        if ends := talk.certificate_ends():
+        yield findings.round_trip([connection.round_trip() for _ in range(ROUND_TRIPS)])
+        if ends := connection.certificate_ends():
             yield findings.certificate(ends, datetime.datetime.now(datetime.UTC))
         begun = time.time()
-        server = talk.server()
+        server = connection.server()
         if server is not None:
             yield findings.clocks(server.wall_time - (begun + time.time()) / 2)
             yield findings.load(server)
-        report = talk.report() if question.run_id else None
+        report = connection.report() if question.run_id else None
     except StoreConnectionError as error:
         yield Finding("server", Verdict.FAIL, str(error), "look at the server's log")
         return

@@ -50,7 +50,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Place:
+class Attempt:
     """A connection attempt: seconds it took, and its errno (0: connected)."""
 
     address: str
@@ -130,11 +130,11 @@ def _outer(own: Sequence[str]) -> list[str]:
     return [a for a in own if not a.startswith(("127.", "fe80:")) and a != "::1"]
 
 
-def reached(places: Sequence[Place], own: Sequence[str]) -> Finding:
+def reached(places: Sequence[Attempt], own: Sequence[str]) -> Finding:
     """Judge the connections to all addresses of the endpoint."""
     good = [place for place in places if place.code == 0]
     bad = [place for place in places if place.code != 0]
-    text = "; ".join(_place(place) for place in places)
+    text = "; ".join(_attempt(place) for place in places)
     if good and not bad:
         return Finding("connect", Verdict.OK, text)
     if good:
@@ -146,7 +146,7 @@ def reached(places: Sequence[Place], own: Sequence[str]) -> Finding:
     return Finding("connect", Verdict.FAIL, text, _why_not(bad, own))
 
 
-def _place(place: Place) -> str:
+def _attempt(place: Attempt) -> str:
     if place.code == 0:
         return f"{place.address} connected ({place.seconds * 1e3:.1f} ms)"
     if place.is_silent:
@@ -154,7 +154,7 @@ def _place(place: Place) -> str:
     return f"{place.address}: {os.strerror(place.code).lower()}"
 
 
-def _why_not(bad: Sequence[Place], own: Sequence[str]) -> str:
+def _why_not(bad: Sequence[Attempt], own: Sequence[str]) -> str:
     port = bad[0].port
     if all(place.code in _NO_ROUTE for place in bad):
         only = "IPv6 " if all(":" in place.address for place in bad) else ""
@@ -305,7 +305,7 @@ def run_state(run: RunStatus, server: ServerStatus | None = None) -> Finding:
     return Finding("run", Verdict.OK if run.phase == "sealed" else Verdict.NOTE, text)
 
 
-def peers(places: Sequence[tuple[str, Place]]) -> Finding:
+def peers(places: Sequence[tuple[str, Attempt]]) -> Finding:
     """Judge whether this node reaches the bootstrap ports of the other nodes."""
     if not places:
         return Finding("peers", Verdict.NOTE, "no other node to check")

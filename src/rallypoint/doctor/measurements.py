@@ -96,7 +96,7 @@ AT_ONCE = 16
 MEETING = "check/nodes"
 
 
-class Place(msgspec.Struct, frozen=True):
+class NodeAddress(msgspec.Struct, frozen=True):
     """Address at which a node listens."""
 
     label: str
@@ -152,7 +152,7 @@ class Echo:
         self._thread.join()
 
 
-def measure(source: str, place: Place, limit_seconds: float) -> Pair:
+def measure(source: str, place: NodeAddress, limit_seconds: float) -> Pair:
     """Return the link to a node: the median of a few round trips."""
     times = []
     try:
@@ -171,13 +171,13 @@ def measure(source: str, place: Place, limit_seconds: float) -> Pair:
     return Pair(source, place.label, statistics.median(times))
 
 
-def measure_all(source: str, places: Sequence[Place], limit_seconds: float) -> list[Pair]:
+def measure_all(source: str, places: Sequence[NodeAddress], limit_seconds: float) -> list[Pair]:
     """Return the links to several nodes, measured in parallel."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(lambda place: measure(source, place, limit_seconds), places))
 
 
-def distinct(places: Sequence[Place]) -> list[Place]:
+def distinct(places: Sequence[NodeAddress]) -> list[NodeAddress]:
     """Return the places with unique labels: host names may be equal."""
     counts = Counter(place.label for place in places)
     return [
@@ -213,14 +213,14 @@ def meet(
             "check a new --run-id"
         )
     with Echo(address, limit_seconds) as echo:
-        own = Place(label, address, echo.port)
+        own = NodeAddress(label, address, echo.port)
         try:
             told = store.all_gather(
                 "check/places", msgspec.json.encode(own), rank, nodes, deadline.remaining()
             )
         except StoreTimeoutError:
             return [], nodes - int(store.add(MEETING, 0))
-        places = distinct([msgspec.json.decode(text, type=Place) for text in told])
+        places = distinct([msgspec.json.decode(text, type=NodeAddress) for text in told])
         others = [place for number, place in enumerate(places) if number != rank]
         seen = msgspec.json.encode(measure_all(places[rank].label, others, limit_seconds))
         left = max(deadline.remaining(), limit_seconds * len(others) + 1.0)

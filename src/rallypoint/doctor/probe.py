@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rallypoint.deadline import Deadline
-from rallypoint.doctor.findings import Answer, Greeting, Place, goodbye
+from rallypoint.doctor.findings import Answer, Attempt, Greeting, goodbye
 from rallypoint.errors import AuthenticationError, StoreConnectionError
 from rallypoint.net import protocol as p
 from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
@@ -36,7 +36,7 @@ PEERS_AT_ONCE = 16
 _Body = TypeVar("_Body")
 
 
-class Talk:
+class ServerConnection:
     """A connection to a Rallypoint server, after the handshake."""
 
     def __init__(self, link: ClientConnection) -> None:
@@ -97,14 +97,14 @@ class Probe:
         """Return this machine's addresses."""
         return own_addresses()
 
-    def connect(self, info: AddressInfo) -> tuple[Place, socket.socket | None]:
+    def connect(self, info: AddressInfo) -> tuple[Attempt, socket.socket | None]:
         """Connect to one address; the socket is None if that failed."""
         family, kind, proto, _name, where = info
         begun = time.monotonic()
         try:
             sock = socket.socket(family, kind, proto)
         except OSError as error:
-            return self._place(info, begun, error.errno or errno.EAFNOSUPPORT), None
+            return self._attempt(info, begun, error.errno or errno.EAFNOSUPPORT), None
         sock.setblocking(False)
         code = sock.connect_ex(where)
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
@@ -116,23 +116,23 @@ class Probe:
             code = errno.ECONNREFUSED  # the socket connected to itself
         if code:
             sock.close()
-            return self._place(info, begun, code), None
+            return self._attempt(info, begun, code), None
         sock.settimeout(self.seconds)
-        return self._place(info, begun, 0), sock
+        return self._attempt(info, begun, 0), sock
 
     @staticmethod
-    def _place(info: AddressInfo, begun: float, code: int) -> Place:
+    def _attempt(info: AddressInfo, begun: float, code: int) -> Attempt:
         where = info[4]
-        return Place(str(where[0]), int(where[1]), time.monotonic() - begun, code)
+        return Attempt(str(where[0]), int(where[1]), time.monotonic() - begun, code)
 
-    def peers(self, places: list[tuple[str, str, int]]) -> list[tuple[str, Place]]:
+    def peers(self, places: list[tuple[str, str, int]]) -> list[tuple[str, Attempt]]:
         """Try the ports of several nodes (label, address, port) in parallel."""
 
-        def attempt(label: str, address: str, port: int) -> tuple[str, Place]:
+        def attempt(label: str, address: str, port: int) -> tuple[str, Attempt]:
             try:
                 info = self.resolve(address, port)[0]
             except OSError as error:
-                return label, Place(address, port, 0.0, error.errno or errno.EHOSTUNREACH)
+                return label, Attempt(address, port, 0.0, error.errno or errno.EHOSTUNREACH)
             place, sock = self.connect(info)
             if sock is not None:
                 sock.close()
@@ -141,8 +141,10 @@ class Probe:
         with ThreadPoolExecutor(PEERS_AT_ONCE) as pool:
             return list(pool.map(lambda row: attempt(*row), places))
 
-    def greet(self, info: AddressInfo, target: ConnectionConfig) -> tuple[Greeting, Talk | None]:
-        """Perform the handshake; the talk is None if it fails.
+    def greet(
+        self, info: AddressInfo, target: ConnectionConfig
+    ) -> tuple[Greeting, ServerConnection | None]:
+        """Perform the handshake; the connection is None if it fails.
 
         First sends a bare hello, to see what listens there; then connects as every client does.
         """
@@ -168,7 +170,9 @@ class Probe:
             return Greeting(Answer.SILENT, str(error)), None
         link.sock.settimeout(self.seconds)
         leads = "" if link.where == target.where else f"it stands by; the leader is {link.where}"
-        return Greeting(Answer.OURS, leads, b"", asks or bool(target.token), True), Talk(link)
+        return Greeting(
+            Answer.OURS, leads, b"", asks or bool(target.token), True
+        ), ServerConnection(link)
 
     def _hello(self, info: AddressInfo, target: ConnectionConfig) -> Greeting:
         """Send a hello without a proof, and look at the first bytes of the answer."""

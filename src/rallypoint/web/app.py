@@ -52,7 +52,7 @@ LOGIN_BYTES = 4096
 NOT_KNOWN = 421
 
 
-class Doors:
+class AccessMiddleware:
     """Middleware that checks access, and adds the security headers to every answer.
 
     Args:
@@ -230,7 +230,7 @@ def make_app(
 ) -> tuple[Starlette, Feed]:
     """Return the application and its feed; end the feed before the server stops."""
     pages = Pages(server, guard)
-    doors = Middleware(Doors, guard=guard, owners=owners)
+    doors = Middleware(AccessMiddleware, guard=guard, owners=owners)
     return Starlette(routes=pages.routes(), middleware=[doors]), pages.feed
 
 

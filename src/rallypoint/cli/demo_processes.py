@@ -4,7 +4,7 @@ Each process has three threads: one per pipe, which stamps each line, and one th
 end of both pipes and of the process. A node's workers inherit its stdout, so the end of the pipe
 means that the whole node is gone.
 
-Leaving the stage ends all processes, with SIGTERM and then SIGKILL, within
+Leaving the processes ends all processes, with SIGTERM and then SIGKILL, within
 `_TERM_SECONDS + _KILL_SECONDS`. Signals are events in the queue, so that a second Ctrl-C
 cannot cut that short. Should the demo itself be killed, the reaper ends nodes and server.
 """
@@ -29,7 +29,7 @@ from typing import IO, Any
 from rallypoint.agent.reporting.console import complain
 from rallypoint.agent.workers import process_tree
 from rallypoint.agent.workers.reaper import Reaper
-from rallypoint.cli.demo_story import SERVER, Ended, Line
+from rallypoint.cli.demo_facts import SERVER, Ended, Line
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RallypointError, RendezvousConnectionError
 from rallypoint.net.token_sources import TOKEN_VARIABLE
@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOT_OURS = ("RALLYPOINT_", "PET_")  # options of other runs
 
 
-class InterruptedShow(RallypointError):
+class DemoInterrupted(RallypointError):
     """A signal ended the demo.
 
     Args:
@@ -63,7 +63,7 @@ class _Signalled:
 
 
 @dataclass
-class _Actor:
+class _DemoProcess:
     """One process and the thread that waits for the end of all of it."""
 
     source: int
@@ -71,12 +71,12 @@ class _Actor:
     waiter: threading.Thread
 
 
-class Stage:
+class DemoProcesses:
     """A server, any number of nodes, a temporary folder, and one queue of what happens."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Line | Ended | _Signalled] = queue.SimpleQueue()
-        self._actors: dict[int, _Actor] = {}
+        self._processes: dict[int, _DemoProcess] = {}
         self._endpoint = ""
         self._run_id = f"demo-{secrets.token_hex(4)}"
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_OURS)}
@@ -84,7 +84,7 @@ class Stage:
         self._env.setdefault("OMP_NUM_THREADS", "1")  # the nodes share one machine's cores
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Stage"]:
+    def open(self) -> Iterator["DemoProcesses"]:
         """Make the folder and the reaper; end and remove everything when left."""
         mark = self._env[process_tree.MARK] = secrets.token_hex(16)
         with self._signals(), tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as folder:
@@ -127,16 +127,16 @@ class Stage:
 
     def kill(self, number: int) -> None:
         """Kill a node's agent with SIGKILL; its reaper ends its workers."""
-        self._actors[number].process.kill()
+        self._processes[number].process.kill()
 
     def next_event(self, deadline: Deadline) -> Line | Ended | None:
-        """Return the next event, None at the deadline. Raises InterruptedShow on a signal."""
+        """Return the next event, None at the deadline. Raises DemoInterrupted on a signal."""
         try:
             event = self._inbox.get(timeout=deadline.remaining())
         except queue.Empty:
             return None
         if isinstance(event, _Signalled):
-            raise InterruptedShow(event.name, event.number)
+            raise DemoInterrupted(event.name, event.number)
         return event
 
     def _start(self, source: int, argv: Sequence[str]) -> int:
@@ -151,7 +151,7 @@ class Stage:
             start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
         )
         waiter = threading.Thread(target=self._wait, args=[source, process], daemon=True)
-        self._actors[source] = _Actor(source, process, waiter)
+        self._processes[source] = _DemoProcess(source, process, waiter)
         self._reaper.watch({process.pid: process_tree.started_at(process.pid)})
         waiter.start()
         return process.pid
@@ -176,20 +176,20 @@ class Stage:
                 self._inbox.put(Line(time.monotonic(), source, text.rstrip("\n"), error))
 
     def _end(self) -> None:
-        server = [actor for actor in self._actors.values() if actor.source == SERVER]
-        nodes = [actor for actor in self._actors.values() if actor.source != SERVER]
-        for actors in (nodes, server):  # nodes leave the run first, so the server ends last
+        server = [one for one in self._processes.values() if one.source == SERVER]
+        nodes = [one for one in self._processes.values() if one.source != SERVER]
+        for some in (nodes, server):  # nodes leave the run first, so the server ends last
             for number, limit_seconds in (
                 (signal.SIGTERM, _TERM_SECONDS),
                 (signal.SIGKILL, _KILL_SECONDS),
             ):
-                left = [actor for actor in actors if actor.waiter.is_alive()]
-                for actor in left:
-                    actor.process.send_signal(number)
+                left = [one for one in some if one.waiter.is_alive()]
+                for one in left:
+                    one.process.send_signal(number)
                 deadline = Deadline(limit_seconds)
-                for actor in left:
-                    actor.waiter.join(deadline.remaining())
-        stuck = [a.process.pid for a in self._actors.values() if a.waiter.is_alive()]
+                for one in left:
+                    one.waiter.join(deadline.remaining())
+        stuck = [a.process.pid for a in self._processes.values() if a.waiter.is_alive()]
         if stuck:
             complain(f"could not end these processes or what they started: {stuck}")
 

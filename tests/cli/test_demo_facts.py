@@ -1,28 +1,28 @@
 import pytest
 from tests.core.builders import Drive, a_node, sealed
 
-from rallypoint.cli.demo_story import SERVER, Ended, Line, Story, checks, figures, milliseconds
+from rallypoint.cli.demo_facts import SERVER, DemoFacts, Ended, Line, checks, figures, milliseconds
 
 
 class Told:
-    """A story that is told line by line, each a second after the one before."""
+    """A facts that is told line by line, each a second after the one before."""
 
     def __init__(self, *pids: int) -> None:
-        self.story = Story()
+        self.facts = DemoFacts()
         self.now = 0.0
         for number, pid in enumerate(pids, start=1):
-            self.story.started(number, pid)
+            self.facts.started(number, pid)
 
     def server(self, reason: str) -> list[str]:
         return self.line(SERVER, f"2026-11-30 02:33:04,287 INFO run demo: {reason}")
 
     def line(self, source: int, text: str, error: bool = False) -> list[str]:
         self.now += 1.0
-        return self.story.take(Line(self.now, source, text, error))
+        return self.facts.take(Line(self.now, source, text, error))
 
     def end(self, source: int, code: int) -> list[str]:
         self.now += 1.0
-        return self.story.take(Ended(self.now, source, code))
+        return self.facts.take(Ended(self.now, source, code))
 
 
 def test_reasons_of_the_core_are_parsed() -> None:
@@ -30,26 +30,26 @@ def test_reasons_of_the_core_are_parsed() -> None:
     run = Drive(2, 3)
     for name in ("n1", "n2", "n3"):
         told.server(run.join(name).reason)
-    assert told.story.sealed_sizes() == [3]
+    assert told.facts.sealed_sizes() == [3]
     told.server(run.lose("n2").reason)
-    assert "node 2 was lost" in told.story.round(2).opened_because
+    assert "node 2 was lost" in told.facts.round(2).opened_because
     run.join("n1")
     told.server(run.join("n3").reason)
-    assert told.story.sealed_sizes() == [3, 2]
+    assert told.facts.sealed_sizes() == [3, 2]
 
 
 def test_wait_of_the_newcomer_is_seen() -> None:
     told = Told(1, 2, 3)
     told.server(sealed("n1", "n2").join("n3").reason)
-    assert told.story.nodes[3].place == "waits for the next round"
+    assert told.facts.nodes[3].place == "waits for the next round"
 
 
 def test_labels_become_names_of_the_demo() -> None:
-    story = Told(1, 2).story
+    facts = Told(1, 2).facts
     here = a_node("n2", host="vm").label
-    assert story.named(f"{here} was lost") == "node 2 was lost"
-    assert story.named("n1 pid 1 asked") == "node 1 asked"
-    assert story.named("n77 pid 77 asked") == "n77 pid 77 asked"
+    assert facts.named(f"{here} was lost") == "node 2 was lost"
+    assert facts.named("n1 pid 1 asked") == "node 1 asked"
+    assert facts.named("n77 pid 77 asked") == "n77 pid 77 asked"
 
 
 def a_whole_demo() -> Told:
@@ -60,7 +60,7 @@ def a_whole_demo() -> Told:
     for node in (1, 2):
         told.line(node, f"rallypoint: round 1: rank {node - 1} of 2 nodes (all have come)")
     told.line(1, "round 1  world size 2  epoch   1  loss 1.7  accuracy 83.1%")
-    told.story.killed(1, told.now)
+    told.facts.killed(1, told.now)
     told.server(
         "round 2 opens: vm (127.0.0.1) pid 11 was lost: it disconnected and did not reconnect; 0 of"
     )
@@ -75,13 +75,13 @@ def a_whole_demo() -> Told:
 
 
 def test_good_demo_meets_all_expectations() -> None:
-    found = checks(a_whole_demo().story, [2, 1])
+    found = checks(a_whole_demo().facts, [2, 1])
     assert [check.expected for check in found if not check.holds] == []
     assert len(found) == 5
 
 
 def test_figures_are_times_between_events() -> None:
-    measured = {name: time for name, time, _ in figures(a_whole_demo().story, 1.0)}
+    measured = {name: time for name, time, _ in figures(a_whole_demo().facts, 1.0)}
     assert measured == {
         "detection": "1,000 ms",
         "stopped": "2,000 ms",
@@ -95,22 +95,22 @@ def test_figures_are_times_between_events() -> None:
 
 def test_newcomer_time_starts_with_its_join() -> None:
     told = a_whole_demo()
-    told.story.started(3, 13)
+    told.facts.started(3, 13)
     told.server("vm (127.0.0.1) pid 13 waits: round 2 is at work with 1 nodes")
     told.server("round 3 opens: vm pid 12 asked; round 3 sealed with 2 nodes: all have come")
-    assert figures(told.story, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
+    assert figures(told.facts, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
 
 
 def test_no_figures_without_a_loss() -> None:
-    assert figures(Told(11).story, 1.0) == []
+    assert figures(Told(11).facts, 1.0) == []
 
 
 def test_unmet_expectations_are_named() -> None:
     told = Told(11, 12)
-    told.story.killed(1, 0.0)
+    told.facts.killed(1, 0.0)
     told.end(1, 0)
     told.line(2, "final accuracy 94.9%")
-    seen = {check.expected: check.seen for check in checks(told.story, [2, 1]) if not check.holds}
+    seen = {check.expected: check.seen for check in checks(told.facts, [2, 1]) if not check.holds}
     assert seen == {
         "node 1: signal 9": "exit code 0",
         "node 2: exit code 0": "still runs",
@@ -132,29 +132,29 @@ def test_unmet_expectations_are_named() -> None:
 def test_early_end_is_a_failure(source: int, code: int, mishap: str) -> None:
     told = Told(11)
     told.end(source, code)
-    assert told.story.mishap == mishap
+    assert told.facts.mishap == mishap
 
 
 def test_end_of_the_killed_node_is_expected() -> None:
     told = Told(11)
-    told.story.killed(1, 0.5)
+    told.facts.killed(1, 0.5)
     assert told.end(1, -9) == ["node 1 and its worker are gone, 500 ms after the kill"]
-    assert told.story.mishap == ""
-    assert told.story.running() == []
+    assert told.facts.mishap == ""
+    assert told.facts.running() == []
 
 
 def test_reason_of_a_round_may_come_from_a_node() -> None:
     told = Told(11)
     told.line(1, "rallypoint: round 2: rank 0 of 3 nodes (all have come)")
     told.line(1, "rallypoint: joining the next round: 1 node waits")
-    assert told.story.round(3).opened_because == "1 node waits"
+    assert told.facts.round(3).opened_because == "1 node waits"
 
 
 def test_stderr_is_shown_at_the_end() -> None:
     told = Told(11)
     assert told.line(1, "no space left", error=True) == ["node 1: no space left"]
     told.line(SERVER, "2026-11-30 02:33:04,287 WARNING odd", error=True)
-    assert told.story.complaints == [
+    assert told.facts.complaints == [
         "node 1: no space left",
         "server: 2026-11-30 02:33:04,287 WARNING odd",
     ]
@@ -171,4 +171,4 @@ def test_worker_lines_are_forwarded_and_epochs_counted() -> None:
     told.line(1, "rallypoint: round 1: rank 0 of 3 nodes (all have come)")
     for epoch in (1, 2):
         told.line(1, f"round 1 world size 3 epoch {epoch} accuracy 90.5%")
-    assert (told.story.round(1).epochs, told.story.round(1).trained_at) == (2, 3.0)
+    assert (told.facts.round(1).epochs, told.facts.round(1).trained_at) == (2, 3.0)

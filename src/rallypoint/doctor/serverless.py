@@ -43,7 +43,7 @@ SCRATCH_SECONDS = 60.0  # an entry that could not be deleted expires
 _VALUE = b"written by rallypoint doctor"
 
 
-def examine_shared(backend: str, endpoint: str, run_id: str, probe: Probe) -> Iterator[Finding]:
+def examine_serverless(backend: str, endpoint: str, run_id: str, probe: Probe) -> Iterator[Finding]:
     """Yield the findings, step by step.
 
     Args:

@@ -20,10 +20,10 @@ from rallypoint.core.advance import advance
 from rallypoint.core.events import Join
 from rallypoint.core.state import RunState, encode_state
 from rallypoint.deadline import Deadline
-from rallypoint.doctor import shared
+from rallypoint.doctor import serverless
 from rallypoint.doctor.findings import Finding, Verdict
 from rallypoint.doctor.probe import Probe
-from rallypoint.doctor.shared import examine_shared, where
+from rallypoint.doctor.serverless import examine_serverless, where
 from rallypoint.engines.contract import Commit, Entry
 from rallypoint.errors import (
     AuthenticationError,
@@ -41,7 +41,7 @@ STATE = encode_state(advance(RunState("job"), Join(NODE, a_settings(2, 2))).stat
 
 
 def steps(backend: str, endpoint: str, run_id: str = "job") -> dict[str, Finding]:
-    found = examine_shared(backend, endpoint, run_id, Probe(2.0))
+    found = examine_serverless(backend, endpoint, run_id, Probe(2.0))
     return {finding.step: finding for finding in found}
 
 
@@ -74,7 +74,7 @@ class Engine(MemoryEngine):
 
 
 def on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
-    monkeypatch.setattr(shared, "open_engine", lambda _url: engine)
+    monkeypatch.setattr(serverless, "open_engine", lambda _url: engine)
     found = steps("etcd", "h:1")
     assert engine.closed
     return found
@@ -122,13 +122,13 @@ def test_one_host_of_several_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = free_ports(1)[0]
     with listening() as port:
         engine.hosts = (("127.0.0.1", gone), ("127.0.0.1", port))
-        monkeypatch.setattr(shared, "open_engine", lambda _url: engine)
-        found = list(examine_shared("etcd", "h:1", "", Probe(2.0)))
+        monkeypatch.setattr(serverless, "open_engine", lambda _url: engine)
+        found = list(examine_serverless("etcd", "h:1", "", Probe(2.0)))
     verdicts = [finding.verdict for finding in found if finding.step == "connect"]
     assert verdicts == [Verdict.WARN, Verdict.OK]
     assert found[-1].step == "write"
     engine.hosts = (("127.0.0.1", gone), ("nowhere.invalid", 1))
-    found = list(examine_shared("etcd", "h:1", "", Probe(2.0)))
+    found = list(examine_serverless("etcd", "h:1", "", Probe(2.0)))
     assert [finding.step for finding in found] == ["name", "connect", "name"]
     assert "start memory there" in found[1].remedy
     assert found[-1].verdict is Verdict.FAIL
@@ -144,7 +144,7 @@ def listening() -> Iterator[int]:
 
 def test_unexaminable_endpoint_is_refused_at_once() -> None:
     with pytest.raises(ParameterError, match="give core, file, etcd or redis"):
-        examine_shared("static", "h:1", "", Probe(1.0))
+        examine_serverless("static", "h:1", "", Probe(1.0))
 
 
 def test_url_is_shown_without_its_password() -> None:

@@ -90,7 +90,7 @@ class Check:
     holds: bool
 
 
-class Story:
+class DemoFacts:
     """The facts of one demo, from its first event to its last."""
 
     def __init__(self) -> None:
@@ -233,18 +233,18 @@ def milliseconds(start: float | None, end: float | None) -> str:
     return f"{(end - start) * 1000:,.0f} ms"
 
 
-def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
+def figures(facts: DemoFacts, grace_seconds: float) -> list[tuple[str, str, str]]:
     """Return (name, duration, meaning) rows about the loss, none without a loss.
 
     Args:
-        story: of the demo.
+        facts: of the demo.
         grace_seconds: for which a disconnected node may reconnect before it is lost.
     """
-    killed = next((n.killed_at for n in story.nodes.values() if n.killed_at is not None), None)
+    killed = next((n.killed_at for n in facts.nodes.values() if n.killed_at is not None), None)
     if killed is None:
         return []
-    after, grown = story.rounds.get(2, RoundFacts(2)), story.rounds.get(3, RoundFacts(3))
-    came = story.nodes[max(story.nodes)].came_at
+    after, grown = facts.rounds.get(2, RoundFacts(2)), facts.rounds.get(3, RoundFacts(3))
+    came = facts.nodes[max(facts.nodes)].came_at
     grace = f"{grace_seconds * 1000:,.0f} ms of it is the grace for a reconnect"
     rows = [
         ("detection", killed, after.told_at, f"kill -> the others are notified; {grace}"),
@@ -283,27 +283,27 @@ def figures(story: Story, grace_seconds: float) -> list[tuple[str, str, str]]:
     return [(what, milliseconds(start, end), meaning) for what, start, end, meaning in rows]
 
 
-def checks(story: Story, sizes: list[int]) -> list[Check]:
+def checks(facts: DemoFacts, sizes: list[int]) -> list[Check]:
     """Return the expectations of a demo, each with what was observed.
 
     Args:
-        story: of the demo.
+        facts: of the demo.
         sizes: how many nodes each round was to have.
     """
     found = []
-    for node in story.nodes.values():
+    for node in facts.nodes.values():
         wanted = SIGKILLED if node.killed_at is not None else 0
         seen = "still runs" if node.code is None else how_ended(node.code)
         found.append(Check(f"node {node.number}: {how_ended(wanted)}", seen, node.code == wanted))
-    seen_sizes = story.sealed_sizes()
+    seen_sizes = facts.sealed_sizes()
     text = " -> ".join(map(str, sizes)) + " nodes"
     seen = " -> ".join(map(str, seen_sizes)) + " nodes" if seen_sizes else "none"
     found.append(Check(f"rounds: {text}", seen, seen_sizes == sizes))
-    for victim in (n for n in story.nodes.values() if n.killed_at is not None):
-        why = story.rounds.get(2, RoundFacts(2)).opened_because
+    for victim in (n for n in facts.nodes.values() if n.killed_at is not None):
+        why = facts.rounds.get(2, RoundFacts(2)).opened_because
         expected = f"round 2 opens because node {victim.number} was lost"
         found.append(Check(expected, why or "it did not", f"node {victim.number} was lost" in why))
-    accuracy = story.final_accuracy
+    accuracy = facts.final_accuracy
     seen = "none was printed" if accuracy is None else f"{accuracy:.1f}%"
     good = accuracy is not None and accuracy > LEAST_ACCURACY
     found.append(Check(f"accuracy: over {LEAST_ACCURACY:.0f}%", seen, good))
