@@ -263,7 +263,7 @@ from rallypoint.rendezvous import wire
 from rallypoint.core.events import Join
 from rallypoint.core.state import Node
 from rallypoint.rendezvous.settings import RendezvousSettings
-from rallypoint.store import protocol
+from rallypoint.net import protocol
 from rallypoint.net.connection import ConnectionConfig, open_connection
 
 step, run_id, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -310,7 +310,7 @@ def test_node_killed_while_joining_blocks_no_round(
 
 FAULTY = """
 import sys
-from rallypoint.agent import agent
+from rallypoint.agent import loop as agent
 from rallypoint.cli import main
 
 def broken(*_):

@@ -111,7 +111,7 @@ def test_h1_node_with_repeated_failures_is_excluded(fleet: Fleet) -> None:
     assert "its workers have ended 2 of the last 16 rounds" in bad.err.text
     shown = fleet.rallypoint("status", "status", f"--endpoint={where}", "--run-id=job")
     shown.finished()
-    assert "kept out slot bad, " in shown.out.text
+    assert "excluded slot bad, " in shown.out.text
     assert "2 of 5, 2 in a row" in shown.out.text
     (fleet.folder / "stop").touch()
     good.finished(LIMIT_SECONDS)
