@@ -259,7 +259,7 @@ def test_no_node_hosts_a_list_of_endpoints() -> None:
     source = SimpleNamespace(
         endpoint="127.0.0.1:1,127.0.0.1:2", run_id="job", min_nodes=1, max_nodes=1, local_addr=None
     )
-    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+    with pytest.raises(ParameterError, match="no node starts a server of a list itself"):
         LauncherAdapter(core_parameters(source, {"is_host": "1"}), "a launcher", KEYS)
     ours = core_parameters(source, {"close": "0.1"})
     adapter = LauncherAdapter(ours, "a launcher", KEYS)

@@ -298,7 +298,7 @@ def test_error_names_each_server_with_its_answer(standby: Standby, port: int) ->
     assert "none of 2 servers could be used after 0." in text
     assert f"127.0.0.1:{port}: nobody listens there (connection refused)" in text
     assert f"127.0.0.1:{standby.port}: stands by; nobody leads" in text
-    assert "of several endpoints nobody hosts by itself" in text.lower()
+    assert "with several endpoints no node starts a server itself" in text.lower()
 
 
 def test_silent_leader_is_skipped(monkeypatch: pytest.MonkeyPatch, server: EmbeddedServer) -> None:

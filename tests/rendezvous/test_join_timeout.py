@@ -54,14 +54,16 @@ class Node:
 
 def test_request_without_an_answer_times_out() -> None:
     node, changed = Node(View()), threading.Condition()
+    limit = Deadline(SHORT_SECONDS)
     with changed:
-        assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
+        assert wait_for_seat(changed.wait_for, node.seen, node.decided, limit) is None
 
 
 def test_answer_ends_the_wait() -> None:
     node = Node(View())
     changed = Scripted(node.seat)
-    assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(LONG_SECONDS))
+    deadline = Deadline(LONG_SECONDS)
+    assert wait_for_seat(changed.wait_for, node.seen, node.decided, deadline) is deadline
     assert len(changed.limits) == 1
 
 
@@ -69,7 +71,7 @@ def test_waiting_node_has_its_full_timeout_once_a_round_opens() -> None:
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.tell(View()), lambda: None)
     deadline = Deadline(SHORT_SECONDS)
-    assert not wait_for_seat(changed.wait_for, node.seen, node.decided, deadline)
+    assert wait_for_seat(changed.wait_for, node.seen, node.decided, deadline) is None
     first, parked, again = changed.limits
     assert first is not None
     assert first <= SHORT_SECONDS
@@ -81,10 +83,15 @@ def test_waiting_node_has_its_full_timeout_once_a_round_opens() -> None:
 def test_waiting_node_gets_a_seat_eventually() -> None:
     node = Node(PARKED)
     changed = Scripted(lambda: None, node.seat)
-    assert wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
+    deadline = Deadline(SHORT_SECONDS)
+    renewed = wait_for_seat(changed.wait_for, node.seen, node.decided, deadline)
+    assert renewed is not None
+    assert renewed is not deadline
+    assert renewed.timeout == SHORT_SECONDS
 
 
 def test_timeout_runs_while_the_coordinator_is_away() -> None:
     node = Node(View(parked=PARKED.parked, connected=False))
     changed = Scripted(lambda: None)
-    assert not wait_for_seat(changed.wait_for, node.seen, node.decided, Deadline(SHORT_SECONDS))
+    limit = Deadline(SHORT_SECONDS)
+    assert wait_for_seat(changed.wait_for, node.seen, node.decided, limit) is None

@@ -391,7 +391,7 @@ def test_silent_server_of_several_is_skipped(
 
 
 def test_no_node_hosts_a_list_of_endpoints() -> None:
-    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+    with pytest.raises(ParameterError, match="no node starts a server of a list itself"):
         TCPStore("127.0.0.1:1,127.0.0.1:2", is_master=True)
 
 

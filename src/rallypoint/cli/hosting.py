@@ -95,9 +95,9 @@ def _warn_of_reach(
             complain(f"warning: {text}")
     elif _means_many(plan):
         say(
-            f"{plan.parameters.endpoint} is {', '.join(server.addresses)} on this machine, which "
-            "no other one reaches; for nodes on other machines give an address of this one as the "
-            "endpoint, or correct this machine's name in /etc/hosts"
+            f"{plan.parameters.endpoint} resolves to {', '.join(server.addresses)} here, which no "
+            "other machine can reach; for nodes on other machines give an address of this one as "
+            "the endpoint, or correct this machine's name in /etc/hosts"
         )
 
 

@@ -55,7 +55,10 @@ class Plan(msgspec.Struct, frozen=True):
         return f"Plan({self.parameters!r}, argv={self.agent.argv!r})"  # never the token
 
     def secret(self) -> bytes:
-        """Return the node's token; `net.token_sources.current` follows a token file."""
+        """Return the node's token; `net.token_sources.current` follows a token file.
+
+        Raises ParameterError if the token file cannot be read.
+        """
         from rallypoint.net.token_sources import read_token
 
         return read_token(self.parameters.get("token"), self.parameters.get("token_file"))

@@ -212,7 +212,11 @@ class RoundSealed(Value, frozen=True, tag=True):
 
 
 class RoundOpened(Value, frozen=True, tag=True):
-    """To each participant of the previous round: it is over, join again."""
+    """The previous round is over.
+
+    To each of its participants: join again. To each waiting node and spare: it is a candidate
+    now, and need not join again.
+    """
 
     incarnation: int
     round: int

@@ -34,16 +34,14 @@ def fail(run: MutableState, e: Fail) -> None:
         return
     failure = msgspec.structs.replace(e.failure, round=e.round)
     if isinstance(phase, Sealed) and phase.record.number == e.round:
-        run.failures = (
-            *(run.failures[:1] if run.failing else ()),
-            failure,
-        )  # the first of its row stays
+        # The first failure of the current streak of failing rounds stays.
+        run.failures = (*(run.failures[:1] if run.failing else ()), failure)
         run.restarts += 1
         _strike(run, run.participants[e.node].node, e.round)
         open_round(run, f"a worker failed: {failure.label}", charged=True)
     elif isinstance(phase, Gathering) and e.round == phase.round - 1:
         if all(known.round != e.round for known in run.failures):
-            run.failures = ()  # those are of an older round, and of a row that is over
+            run.failures = ()  # those are of an older round, and of a streak that is over
         if failure not in run.failures:  # a consequence, most likely
             run.failures = (*run.failures, failure)[:FAILURES_LIMIT]
 

@@ -78,8 +78,8 @@ class Settings(Value, frozen=True):
     Args:
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round.
-        target_nodes: nodes wanted: a round seals at once with them, and has no more seats;
-            None for max_nodes.
+        target_nodes: a round seals as soon as this many have joined, and takes no more; None for
+            max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit (rule B1).
         last_call_seconds: extra wait of a first round once min_nodes are there (rule J2).
         rejoin_timeout_seconds: how long a participant may take to join the next round (rule G1).
@@ -301,8 +301,9 @@ class Verdict(StrEnum):
 
 
 class Gathering(Value, frozen=True, tag=True):
-    """Nodes are joining round `round`. `lost`: a participant was lost on the way here.
+    """Nodes are joining round `round`.
 
+    `lost`: a participant was lost since the previous round was sealed.
     `former` is the number of participants of the previous round. With `patience_over`, the round
     no longer waits for replacements. `charged`: a failing worker opened it at the expense of the
     budget; the charge is taken back if a node turns out to have been lost (B1).

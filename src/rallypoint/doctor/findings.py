@@ -97,7 +97,7 @@ class Greeting:
 
 
 def names(host: str, addresses: Sequence[str], error: str, seconds: float) -> Finding:
-    """Judge the resolution of the host name."""
+    """Judge the resolution of the host name, which took `seconds` seconds."""
     if addresses:
         shown = ", ".join(addresses)
         verdict = Verdict.WARN if seconds > 2 else Verdict.OK

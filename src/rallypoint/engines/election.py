@@ -80,16 +80,20 @@ class Election:
         self._safe_until = float("-inf")
 
     def present(self, deadline: Deadline) -> Term | None:
-        """Return the present term, None without a leader."""
+        """Return the present term, None without a leader. Raises StoreError as `Engine.read`."""
         entry = self._engine.read([self._key], deadline).get(self._key)
         return None if entry is None else _term(entry)
 
     def wait(self, seen: Term | None, deadline: Deadline) -> bool:
-        """Wait for a change of leader; see `Engine.wait` for the result."""
+        """Wait for a change of leader; see `Engine.wait` for the result and StoreError."""
         return self._engine.wait(self._key, None if seen is None else seen.entry, deadline)
 
     def try_to_lead(self, candidate: Leader, deadline: Deadline) -> Term | None:
-        """Become leader if there is none; return the term, None if another process leads."""
+        """Become leader if there is none; return the term, None if another process leads.
+
+        Raises:
+            StoreError: the engine cannot be reached, or does not tell whether it wrote.
+        """
         began, value = self._clock(), _encode(candidate)
         commit = self._engine.commit(
             {self._key: None}, {self._key: value}, deadline, {self._key: self._lease}
@@ -101,7 +105,11 @@ class Election:
         return Term(commit.version, candidate, Entry(commit.version, value, detail))
 
     def renew(self, term: Term, deadline: Deadline) -> bool:
-        """Extend the term by a lease (due each third of it); False: the term is over."""
+        """Extend the term by a lease (due each third of it); False: the term is over.
+
+        Raises:
+            StoreError: the engine cannot be reached; the term may still hold.
+        """
         began = self._clock()
         still = self._engine.renew(self._key, term.entry, self._lease, deadline)
         self._safe_until = began + self._lease if still else float("-inf")
@@ -146,7 +154,11 @@ class Election:
         return commit
 
     def resign(self, term: Term, deadline: Deadline) -> None:
-        """End the term at once."""
+        """End the term at once.
+
+        Raises:
+            StoreError: the engine cannot be reached; the term ends with its lease.
+        """
         self._safe_until = float("-inf")
         self._engine.commit({self._key: term.entry}, {self._key: None}, deadline)
 

@@ -229,7 +229,6 @@ def _check(request: p.Gather, deadline: Deadline) -> None:
     """Give up after the deadline, else pause so that others can finish."""
     if deadline.expired():
         raise StoreTimeoutError(
-            f"{group_title(request.name)}: others wrote first all the time for "
-            f"{deadline.timeout:g} s"
+            f"{group_title(request.name)}: other members won every write for {deadline.timeout:g} s"
         )
     threading.Event().wait(random.uniform(0, _ROOM_SECONDS))  # noqa: S311 - jitter

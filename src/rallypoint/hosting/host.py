@@ -6,8 +6,8 @@ machine's. With a list of endpoints no node hosts: there the servers themselves 
 
 The first attempt precedes the join. A port that is taken is most often the run's server, and
 the node connects to it. But it may be the server of an earlier run, which is about to end, or
-the name may not resolve yet (A4), and no event reports the end of either. So while a joining
-node has no connection, `HostingRetry` repeats the attempt with growing pauses.
+the name may not resolve yet (A4), and nothing announces when either has changed. So while a
+joining node has no connection, `HostingRetry` repeats the attempt with growing pauses.
 """
 
 import errno

@@ -41,13 +41,16 @@ class ServerProcess:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it: many an /etc/hosts maps its own name so."""
+        """Whether only this machine can reach it.
+
+        Many /etc/hosts files map the machine's own name to loopback.
+        """
         return all(is_loopback(address) for address in self.addresses)
 
     def exit_code(self) -> int | None:
         """Return the exit code (-N: ended by signal N), None while it runs.
 
-        It is known only once, and only in the process that started the server.
+        The code can be collected only once, and only in the process that started the server.
         """
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -118,6 +118,10 @@ class ClientConnection:
 
         A server takes no requests from a client that leaves its answers unread, so a client
         with much to send must read meanwhile.
+
+        Raises:
+            StoreConnectionError: the connection broke, or the frames were not sent in time.
+            NotOurProtocolError: what came is not of a Rallypoint server.
         """
         bodies: list[bytes] = []
         view = memoryview(b"".join(frames))
@@ -141,7 +145,12 @@ class ClientConnection:
         return bodies
 
     def receive(self) -> list[bytes]:
-        """Return the bodies that have come, at least one; [] if the read timed out."""
+        """Return the bodies that have come, at least one; [] if the read timed out.
+
+        Raises:
+            StoreConnectionError: the connection broke, or the server closed it.
+            NotOurProtocolError: what came is not of a Rallypoint server.
+        """
         while True:
             data = self._read_in_time()
             if data is None:
@@ -158,7 +167,10 @@ class ClientConnection:
         return any(events & select.POLLOUT for _, events in poll.poll(0))
 
     def receive_some(self) -> list[bytes]:
-        """Read what is there without waiting; return the bodies that are whole now."""
+        """Read what is there without waiting; return the bodies that are whole now.
+
+        Raises as `receive`.
+        """
         data = self._read_in_time(socket.MSG_DONTWAIT)
         return [] if data is None else self._split(data)
 
@@ -224,7 +236,7 @@ class ClientConnection:
         )
 
     def read_timeout(self, seconds: float) -> None:
-        """Let the kernel end each read after so long (0: never); cheaper than a poll before it."""
+        """Let the kernel end each read after `seconds` (0: never); cheaper than a poll first."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_limit(seconds))
 
     def interrupt(self) -> None:
@@ -328,8 +340,9 @@ def _nobody(said: dict[Endpoint, StoreConnectionError], deadline: Deadline) -> S
     kind = type(errors[0]) if final else StoreConnectionError
     each = "; ".join(f"{join_endpoint(*endpoint)}: {error}" for endpoint, error in said.items())
     text = (
-        f"none of {len(said)} servers could be used after {deadline.elapsed():.1f} s: {each}. Of "
-        "several endpoints nobody hosts by itself: start `rallypoint serve --state URL` at each"
+        f"none of {len(said)} servers could be used after {deadline.elapsed():.1f} s: {each}. With "
+        "several endpoints no node starts a server itself: start `rallypoint serve --state URL` at "
+        "each"
     )
     if any(isinstance(error, StandbyError) for error in errors):
         return StandbyError(text, None)

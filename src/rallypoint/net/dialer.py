@@ -128,7 +128,7 @@ def _is_ipv4(host: str) -> bool:
 
 
 def wait_before_next(pause: float, deadline: Deadline) -> float:
-    """Wait with jitter before the next attempt; return the pause before the one after it."""
+    """Wait `pause` seconds, with jitter; return the seconds to pause the next time."""
     threading.Event().wait(deadline.capped(pause * (0.5 + random.random())))  # noqa: S311 - jitter
     return min(pause * 2, LONGEST_PAUSE_SECONDS)
 

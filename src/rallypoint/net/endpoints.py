@@ -117,8 +117,9 @@ def one_host(endpoint: str) -> None:
     """Raise ParameterError for a list: its servers elect a leader, so no node hosts there."""
     if is_list(endpoint):
         raise ParameterError(
-            f"endpoint={endpoint!r}: is_host=true with several endpoints: of a list nobody hosts "
-            "by itself; start `rallypoint serve --state URL` at each of them, or give one endpoint"
+            f"endpoint={endpoint!r}: is_host=true with several endpoints: no node starts a "
+            "server of a list itself; start `rallypoint serve --state URL` at each, or give "
+            "one endpoint"
         )
 
 

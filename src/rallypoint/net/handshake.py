@@ -3,7 +3,8 @@
     client    begin() -> Hello          Challenge -> Proof           Welcome -> done
     server    Hello -> Challenge        Proof -> Done
 
-`protocol` has the messages and what the proofs prove. A client without a token sends its (empty)
+`Done` is no message: the server's connection sends the Welcome then. `protocol` has the messages
+and what the proofs prove. A client without a token sends its (empty)
 proof along with the hello: one round trip instead of two.
 """
 
@@ -119,7 +120,7 @@ class ClientHandshake:
         if not bodies:
             raise StoreConnectionError(
                 f"what listens at {self._where} accepted the connection and said nothing: it is "
-                f"not a Rallypoint server, or it is stopped; {ADVICE}"
+                f"not a Rallypoint server, or its process is suspended; {ADVICE}"
             )
         answer = b""
         for number, data in enumerate(bodies, 1):
@@ -208,8 +209,8 @@ class ServerHandshake:
     Args:
         peer: the client's address, for the reasons it is given.
         nonce: `NONCE_BYTES` random bytes, new for each connection.
-        decoy: a random secret that is asked for where the client names an unknown token, so
-            that the challenge does not tell which tokens exist.
+        decoy: a random secret, used when the client names an unknown token, so that the challenge
+            does not tell which tokens exist.
         run_name_limit: most characters of a run id.
         asks_peer: whether only certain users' processes may talk to this server.
         binding: hash of the server's certificate, b"" without TLS.

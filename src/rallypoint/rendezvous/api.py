@@ -144,7 +144,8 @@ class RendezvousInfo:
         rank: of this node among the nodes.
         world_size: number of nodes.
         bootstrap_store_info: where the workers meet.
-        participants: in rank order, or a function that fetches them at the first access.
+        participants: in rank order, or a function that fetches them at the first access, by when
+            the run may have gone on (see `participants`).
         wait_list: nodes that wait for a later round, or a function that fetches them.
         assignment: the seat with all ranks and sizes, None where the backend has none.
     """
@@ -190,7 +191,15 @@ class RendezvousInfo:
 
     @property
     def participants(self) -> list[Any]:
-        """The nodes of this round in rank order; may need one request the first time."""
+        """The nodes of this round in rank order.
+
+        Read it soon after the join. With a server the first access asks for the round that is
+        sealed at that moment: it returns [] while the next round gathers, or the nodes of a later
+        round. Without a server it returns the nodes of this node's last round, without a request.
+
+        Raises:
+            RendezvousError: the server cannot be reached or gives no answer in time.
+        """
         if callable(self._participants):
             self._participants = list(self._participants())
         return list(self._participants or ())
@@ -238,7 +247,11 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Return whether the run is known to be closed."""
+        """Return whether the run is known to be closed.
+
+        Raises:
+            RendezvousStateError: the background thread of the coordinator failed.
+        """
 
     @abstractmethod
     def set_closed(self) -> None:
@@ -250,11 +263,20 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for the next round; above zero: join again."""
+        """Return how many nodes wait for the next round; above zero: join again.
+
+        Raises:
+            RendezvousStateError: the background thread of the coordinator failed.
+        """
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Leave the run and release everything; return whether the backend was shut down."""
+        """Leave the run and release everything; the run goes on.
+
+        Returns:
+            With a server, whether this call stopped one that this process hosted; without a
+            server, whether leaving succeeded; for a static rendezvous, whether this is rank 0.
+        """
 
     def pre_shutdown(self) -> None:  # noqa: B027 - a hook that may do nothing
         """Called before `shutdown` when an agent ends."""

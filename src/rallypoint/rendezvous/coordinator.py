@@ -1,14 +1,16 @@
 """The Coordinator contract: all that a handler knows of where the state machine runs.
 
-Two places implement it: a server connection (`hosted`) and every node in turn over a
-compare-and-set store (`shared`). Guarantees of both:
+Two modules implement it: `client.coordinator` over a connection to a server, and
+`serverless.coordinator`, where every node runs the core over a compare-and-set store. Guarantees
+of both:
 
 * `join` returns only what was agreed and stored; it blocks at most its deadline;
 * what is told is pushed into `view()`, which answers without a request, and each change of
   it calls the watchers, from a thread of the coordinator's or of a call that joins or leaves;
   several changes may be told as one, and a watcher that fails harms nobody else;
-* the coordinator beats by itself every third of the lease; if its thread fails, the
-  failure is in `view().error` and is raised by the next call;
+* the coordinator sends heartbeats by itself, at least one every third of the lease (and to a
+  server at least every 5 s, to one of several every 3 s); if its thread fails, the failure is in
+  `view().error` and is raised by the next call;
 * all calls may come from any thread.
 """
 
@@ -158,7 +160,8 @@ class Report(msgspec.Struct, frozen=True):
         opened_by: label of the node that opened the run.
         timers: waits that end by themselves.
         rounds: the rounds so far, oldest first (the newest few dozen).
-        failures: of the last failing round, first one first, after the first one of its row.
+        failures: of the last failing round, first one first, after the first one of the current
+            streak of failing rounds.
         shut_out: the newest nodes that were shut out: id and reason.
         failing: number of consecutive rounds that failing workers ended.
         exclusions: in force, the oldest first.
@@ -191,7 +194,12 @@ Order = Close | Exclude | Admit | Notify
 
 
 class Coordinator(ABC):
-    """One node's way to the state machine (see the module's guarantees)."""
+    """One node's way to the state machine (see the module's guarantees).
+
+    A call that makes a request raises RendezvousConnectionError if the server or backend cannot be
+    reached within its deadline, RendezvousTimeoutError if no answer comes in time, and
+    RendezvousStateError if the request is refused or the background thread failed.
+    """
 
     @abstractmethod
     def join(
@@ -207,15 +215,24 @@ class Coordinator(ABC):
 
     @abstractmethod
     def leave(self, why: str, deadline: Deadline) -> None:
-        """Go in good order; the others are told. Nothing happens if not joined."""
+        """Leave the run and notify the others; no effect if not joined.
+
+        With a server, a leave that is not acknowledged is logged and is no error.
+        """
 
     @abstractmethod
     def finish(self, deadline: Deadline) -> None:
-        """Say that this node's work in its round is done."""
+        """Say that this node's work in its round is done.
+
+        Raises RendezvousStateError if it has no seat, or its round is over.
+        """
 
     @abstractmethod
     def fail(self, failure: Failure, deadline: Deadline) -> None:
-        """Say that a worker failed: the round is over for all, who are told at once."""
+        """Say that a worker failed: the round is over for all, who are told at once.
+
+        Raises RendezvousStateError as `finish` does.
+        """
 
     @abstractmethod
     def close(self, why: str, deadline: Deadline) -> None:
@@ -230,9 +247,9 @@ class Coordinator(ABC):
 
     @abstractmethod
     def order(self, event: Order, deadline: Deadline) -> None:
-        """Have something done to the run that is not about this node: by an operator.
+        """Apply an operator's order: close, exclude, admit or notify.
 
-        Raises RendezvousStateError if that is not allowed to whoever asks.
+        Raises RendezvousStateError if the caller may not give it.
         """
 
     @abstractmethod
@@ -257,7 +274,11 @@ class Coordinator(ABC):
 
     @abstractmethod
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        """Return the participants of this node's round, in rank order (one request)."""
+        """Return the participants in rank order.
+
+        With a server (one request): those of the round that is sealed now, () while there is
+        none. Without one (no request): those of the round of this node's last seat.
+        """
 
     @abstractmethod
     def local_address(self, deadline: Deadline) -> str:
@@ -269,4 +290,8 @@ class Coordinator(ABC):
 
     @abstractmethod
     def shutdown(self, deadline: Deadline) -> bool:
-        """Leave if joined, stop the background thread; True if a backend was shut down."""
+        """Leave if joined, and stop the background thread.
+
+        With a server, returns whether this call stopped one that this process hosted (even with
+        members still connected); without a server, whether leaving succeeded.
+        """

@@ -141,8 +141,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             max_nodes: most nodes of a round.
             local_addr: this node's address as its peers reach it.
             timeout: join, last call, close, heartbeat.
-            keep_alive_interval: seconds or timedelta between heartbeats.
-            keep_alive_max_attempt: heartbeats within a lease.
+            keep_alive_interval: seconds or timedelta; times `keep_alive_max_attempt`, the lease.
+            keep_alive_max_attempt: see `keep_alive_interval`.
             node_rank: the rank this node asks for.
             local_world_size: workers it starts.
 
@@ -306,6 +306,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         Spares do not count, and it is 0 for a node without a seat (rule N1). Once the round is
         over (a node was lost, or joined again), it is at least 1, so that an agent that looks at
         nothing else joins again.
+
+        Raises:
+            RendezvousStateError: the coordinator's background thread failed.
         """
         view = self.view()
         if view.opened is not None:
@@ -313,11 +316,16 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return view.waiting if view.assignment is not None else 0
 
     def report(self) -> Report:
-        """Return what the run is doing (one request, within the close timeout)."""
+        """Return what the run is doing (one request, within the close timeout).
+
+        Raises:
+            RendezvousConnectionError: the coordinator cannot be reached.
+            RendezvousTimeoutError: no answer came in time.
+        """
         return self._coordinator.report(self._deadline(self._settings.timeout.close))
 
     def waiting_for(self) -> Report:
-        """Return the report without members and rounds (one request)."""
+        """Return the report without members and rounds (one request). Raises as `report`."""
         return self._coordinator.brief_report(self._deadline(self._settings.timeout.close))
 
     def wait_for_change(self, timeout: float | timedelta, since: View | None = None) -> View:
@@ -393,7 +401,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._coordinator.notice(why, left, self._deadline(self._settings.timeout.close))
 
     def leave(self, why: str = "") -> None:
-        """Leave the run; the others are told why. Never closes the run (rule L3)."""
+        """Leave the run; the others are told why. Never closes the run (rule L3).
+
+        With a server, a leave that is not acknowledged is logged and is no error.
+
+        Raises:
+            RendezvousConnectionError: without a server: the backend cannot be reached.
+        """
         self._port.release()
         self._coordinator.leave(why, self._deadline(self._settings.timeout.close))
 
@@ -401,7 +415,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Leave and release everything, within the close timeout; the run goes on.
 
         Returns:
-            True when the backend was shut down; the same answer when called again.
+            With a server, whether this process hosted it and has stopped it; without a server,
+            whether leaving succeeded. The same answer when called again.
         """
         with self._shutting:
             if self._shut is None:

@@ -1,7 +1,7 @@
 """How long a join waits: its own limit, which does not run while the node is parked.
 
 A node that waits for the next round, or is a spare, waits for the work of others (rule N1):
-that is no join that hangs. It is told when the next round opens or the run closes, and from
+such a join is not stuck. It is told when the next round opens or the run closes, and from
 then on its join has its whole time. While the coordinator is away the time runs.
 """
 
@@ -20,14 +20,17 @@ def wait_for_seat(
     view: Callable[[], View],
     decided: Callable[[], bool],
     deadline: Deadline,
-) -> bool:
-    """Wait until a join is decided; return whether it is, False once its time is over.
+) -> Deadline | None:
+    """Wait until a join is decided.
 
     Args:
         wait: returns early with each change of what the two functions say.
         view: what the node was told so far.
         decided: whether there is an answer.
         deadline: of the join; begun anew, with the same timeout, when the node was parked.
+
+    Returns:
+        The deadline that holds now: `deadline`, or the one begun anew. None once it has passed.
     """
 
     def is_parked() -> bool:
@@ -36,7 +39,7 @@ def wait_for_seat(
 
     while not wait(decided, deadline.capped(threading.TIMEOUT_MAX)):
         if not is_parked():
-            return False
+            return None
         wait(lambda: decided() or not is_parked(), threading.TIMEOUT_MAX)
         deadline = Deadline(deadline.timeout)
-    return True
+    return deadline

@@ -143,8 +143,8 @@ class RendezvousSettings(_Shared):
         min_nodes: fewest nodes of a round.
         max_nodes: most nodes of a round.
         timeout: join, last call, close, heartbeat.
-        keep_alive_interval: time between heartbeats (a third of the lease).
-        keep_alive_max_attempt: heartbeats within a lease (3).
+        keep_alive_interval: times `keep_alive_max_attempt` it is the lease; no other effect.
+        keep_alive_max_attempt: see `keep_alive_interval`.
         target_nodes: size at which a round seals at once, between min_nodes and max_nodes.
         max_restarts: rounds that failing workers may open; None is no limit.
         stop_grace: how long this node's workers may take to stop, None if that is not known; not

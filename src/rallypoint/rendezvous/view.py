@@ -43,7 +43,8 @@ class View(msgspec.Struct, frozen=True):
         closed: set once the run is closed.
         fenced: why the node is shut out, None if it is not. Its `refusal` says how: FENCED, it
             was lost and returns under another id; REPLACED, another node has its slot and it
-            must not return; EXCLUDED, it may return once it is admitted.
+            must not return; EXCLUDED (which the core does not call fenced), it may return once it
+            is admitted.
         notices: notices that a node of its round, or it itself, will leave; the oldest first.
         connected: False while the coordinator cannot be reached.
         error: the failure of the coordinator, None without one.

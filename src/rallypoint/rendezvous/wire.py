@@ -1,9 +1,9 @@
 """The rendezvous part of the wire format (see `rallypoint.net.protocol`). PURE.
 
-After the handshake a node's session sends `Ask` (join, leave, finish, fail, close), `Beat`,
-`Resume` after a reconnect, and `Inquire`. The server answers an `Ask` that has an id with
-`Done(id)` once the state is stored, and pushes what the core tells the node as `Push`. A
-join has no id: its one answer is the pushed seat, or a refusal.
+After the handshake a node's session sends `Ask` (join, leave, finish, fail, close, notify,
+exclude, admit), `Beat`, `Resume` after a reconnect, and `Inquire`. The server answers an `Ask`
+that has an id with `Done(id)` once the state is stored, and pushes what the core tells the node as
+`Push`. A join has no id: its one answer is the pushed seat, or a refusal.
 """
 
 import functools

@@ -61,14 +61,18 @@ class EmbeddedServer:
         await self._server.serve()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
-        """Wait until no client is connected; return whether that is so."""
+        """Wait until no client is connected; return whether that is so, False after `deadline`."""
         self._raise_failure()
         self._empty.clear()
         self._submit(lambda server: server.tell_if_empty())
         return self._empty.wait(deadline.remaining())
 
     def call(self, function: Callable[[Server], Any], deadline: Deadline) -> Any:
-        """Call a function with the server, in its thread; return its result."""
+        """Call a function with the server, in its thread; return its result.
+
+        Raises:
+            TimeoutError: it has not returned by `deadline`.
+        """
 
         async def run() -> Any:
             assert self._server is not None  # noqa: S101 - set before `_started`
@@ -77,7 +81,7 @@ class EmbeddedServer:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(deadline.remaining())
 
     def stop(self) -> None:
-        """End the server and its thread; raise the error that broke it, if any."""
+        """End the server and wait at most 10 s for its thread; raise the error that broke it."""
         self._submit(lambda server: server.stop())
         self._thread.join(10)
         self._raise_failure()

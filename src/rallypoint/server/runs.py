@@ -8,8 +8,8 @@ what the core must not know: connections, when each was last heard, and timers.
 * One sweep over all connections detects silence, by this process's monotonic clock. A sweep
   that is late shows that this process itself was stopped or starved. Then all leases and timers
   are extended by that gap: a node is not dead because its judge was away. For one lease from
-  then on a disconnected node has a lease instead of a grace to come back, since clients gave up
-  on the silent server and reconnect with backoff.
+  then on a disconnected node may take a whole lease, not only the grace, to reconnect, since
+  clients gave up on the silent server and reconnect with backoff.
 * A lost connection starts the grace; a node that resumes within it goes on as before.
 * A server that restarts from its journal adopts the runs (journal/persistence.py).
 """

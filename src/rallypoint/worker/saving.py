@@ -8,9 +8,9 @@ then. So the ranks agree on a plan, stored under one key that only compare-and-s
 A plan decides all steps below `next`: all ranks save at the steps in `saves`, and at no other. A
 rank that reaches `next` or a later step proposes the next plan: `next` moves to the end of a
 block of steps, and its own step is added to `saves` if it knows of a change. The first proposal
-wins, and the other ranks follow it. No rank got an answer for a step from `next` on before, so
-all ranks get the same answer for a step, in whatever order they ask. A rank that loses, and
-alone knows of a change, sets `wanted`, so that the next plan contains a save.
+wins, and the other ranks follow it. No rank has yet been told about any step at or after `next`,
+so all ranks get the same answer for a step, in whatever order they ask. A rank whose proposal
+lost and that alone knows of a change sets `wanted`, so that the next plan contains a save.
 
 A block lasts about `BLOCK_SECONDS` at the proposer's pace, and at most twice as long as the last
 one; with more than a thousand ranks it is longer, to stay below `REQUESTS_PER_SECOND` at the
@@ -68,7 +68,7 @@ class Saving:
         store: of the round.
         world_size: number of ranks.
         pending: returns the change that this rank knows of, or None.
-        clock: monotonic clock.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -90,14 +90,26 @@ class Saving:
         self._reported: set[int] = set()
 
     def should_save(self, step: int) -> bool:
-        """Return whether all ranks save at `step`."""
+        """Return whether all ranks save at `step`.
+
+        Asks the store at the first step of a block only; waits for it at most its timeout.
+
+        Raises:
+            StoreConnectionError, StoreTimeoutError: the store gave no answer.
+        """
         plan = self._plan
         if plan is None or step >= plan.next:
             plan = self._agree(step)
         return step in plan.saves
 
     def saved(self, step: int) -> None:
-        """Report a save, and wait for the change (see `rallypoint.worker.saved`)."""
+        """Report a save, and wait for the change (see `rallypoint.worker.saved`).
+
+        Blocks for the seconds that the plan gives for the change at most.
+
+        Raises:
+            StoreConnectionError, StoreTimeoutError: the store did not take the report.
+        """
         if self._plan is None or step not in self._plan.saves or step in self._reported:
             return
         self._reported.add(step)

@@ -449,5 +449,5 @@ def test_running_server_of_a_list_is_used(server: EmbeddedServer, port: int) -> 
 
 def test_is_host_with_a_list_of_endpoints_is_refused() -> None:
     endpoint, config = "127.0.0.1:1,127.0.0.1:2", {"is_host": True}
-    with pytest.raises(ParameterError, match="of a list nobody hosts by itself"):
+    with pytest.raises(ParameterError, match="no node starts a server of a list itself"):
         create_handler(RendezvousParameters("core", endpoint, "run", 1, 1, config=config))

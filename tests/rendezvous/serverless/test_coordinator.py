@@ -173,6 +173,52 @@ def test_newcomer_waits_and_is_admitted() -> None:
     assert cluster.seats("a", "b", "c") == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
 
 
+def test_node_that_was_parked_rejoins_with_its_full_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, clock = Cluster(2, 2, max_restarts=None), ManualClock()
+    parked, waits, limits = threading.Event(), threading.Event(), list[float]()
+    cluster.add("a", "c", "b")
+    spare, changed = cluster.nodes["b"], cluster.nodes["b"]._host.changed
+    wait = changed.wait_for
+
+    def wait_for(predicate: Callable[[], bool], timeout: float) -> bool:
+        if timeout == threading.TIMEOUT_MAX:
+            parked.set()
+            return wait(predicate, 10)
+        if not parked.is_set():
+            clock.advance(timeout)  # its time runs out while it is a spare
+            return False
+        if not predicate():
+            limits.append(timeout)
+            waits.set()
+        return wait(predicate, timeout)
+
+    monkeypatch.setattr(changed, "wait_for", wait_for)
+    node, core, seats = Node(id="b", address="hostb", port=1, pid=1), cluster.settings.core(), []
+    joining = threading.Thread(
+        target=lambda: seats.append(spare.join(node, core, Deadline(10, clock), "", False))
+    )
+    joining.start()
+    assert parked.wait(10)
+    cluster.nodes["a"].leave("", Deadline(5))
+    cluster.add("c")
+    cluster.nodes["c"].fail(Failure(node="hostc", rank=0, local_rank=0, exit_code=1), Deadline(5))
+    for _ in range(2):  # it is a candidate; its round was sealed, and is over already
+        waits.clear()
+        spare.step()
+        assert waits.wait(10)
+    cluster.add("c")
+    for _ in range(100):
+        spare.step()
+        joining.join(0.05)
+        if not joining.is_alive():
+            break
+    assert len(limits) == 2
+    assert min(limits) > 5
+    assert [(seat.round, seat.size) for seat in seats] == [(3, 2)]
+
+
 def test_leaving_opens_a_round_without_the_leaver() -> None:
     cluster = Cluster(1, 3)
     cluster.add("a", "b", "c")

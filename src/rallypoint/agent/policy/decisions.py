@@ -7,7 +7,7 @@ An agent is in one of five phases, and one function per phase handles all events
     Joining    a join is in progress; no worker runs
     Pausing    a round is sealed; its workers start after a backoff pause
     Working    the workers of a round run
-    Stopping   workers are being stopped; `then` says why: to join the next round, or to exit
+    Stopping   workers are being stopped; `then` says what follows: the next join, or the exit
     Over       Exit was decided; every event is ignored
 
 The first cause wins: what ends the round for this node first (a failed worker, a lost node, a

@@ -56,7 +56,10 @@ class WorkerGroup:
             self.reaper.close()
 
     def start(self, sealed: SealedRound, more: Mapping[str, str]) -> None:
-        """Start the workers of a round, with `more` added to their environment."""
+        """Start the workers of a round, with `more` added to their environment.
+
+        A command that cannot be started is no exception: it is put as `AgentFailed`.
+        """
         context, seat = self._config.context, sealed.assignment
         if self._config.worker_token is not None:
             context = msgspec.structs.replace(context, token=self._config.worker_token())

@@ -48,7 +48,8 @@ class HostedCoordinator(Coordinator):
 
     Args:
         target: where the server is, which run, and the token.
-        lease_seconds: as in the run's settings; a heartbeat is sent every third of it.
+        lease_seconds: as in the run's settings; a heartbeat is sent every third of it, and
+            every 5 s at least (see `timing`).
         server: a server that this process hosts; it ends with `shutdown`.
         label: who this is in "closed by", for people.
 

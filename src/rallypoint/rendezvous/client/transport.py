@@ -231,7 +231,8 @@ class Transport:
         Args:
             done: called after each change.
             timeout: seconds.
-            request: frames to send first: once the reactor would not wake for their answer.
+            request: frames, sent after this thread has taken over reading, so that the answer
+                wakes only this thread.
         """
         if self._pid != os.getpid():
             self._refuse_if_over()
@@ -430,7 +431,10 @@ class Transport:
             return
 
     def _use(self, link: ClientConnection) -> bool:
-        """Make it the connection; `_sending` is held, so nothing comes before the greetings."""
+        """Make `link` the current connection.
+
+        `_sending` is held, so nothing comes before the greetings.
+        """
         with self._switch:
             before, self._link = self._link, None if self._stopping.is_set() else link
             self._ready = self._link is not None

@@ -256,7 +256,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole document; `server` is null where there is none (shared backends)."""
+    """The whole document; `server` is null where there is none (a serverless run)."""
 
     schema: str
     source: str

@@ -86,7 +86,7 @@ class CasLoop:
         if deadline.expired():
             raise RendezvousTimeoutError(
                 f"run {self._run_id!r}: {races} writes to backend {self._backend.name} lost their "
-                f"race within {deadline.timeout:g} s; the shared backends are for small jobs"
+                f"race within {deadline.timeout:g} s; a run without a server is for small jobs"
             )
         most = min(_JITTER_MOST_SECONDS, _JITTER_FIRST_SECONDS * 2 ** min(races, 10))
         self._wait(deadline.capped(random.uniform(0, most)))  # noqa: S311 - jitter

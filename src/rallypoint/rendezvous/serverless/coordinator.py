@@ -109,19 +109,20 @@ class ServerlessCoordinator(Coordinator):
             self._host.start()
         while True:
             with self._host.changed:
-                if not wait_for_seat(
+                left = wait_for_seat(
                     self._host.changed.wait_for,
                     lambda: self._host.view,
                     self._is_decided,
                     deadline,
-                ):
-                    break
+                )
+            if left is None:
+                return self._give_up(node, deadline)
+            deadline = left
             seat = self.outcome()
             if seat is not None:
                 return seat
             # A round with this node was sealed and is over already: join the next one.
             self.ask_to_join(node, settings, deadline, why, False)
-        return self._give_up(node, deadline)
 
     def ask_to_join(
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
@@ -229,7 +230,7 @@ class ServerlessCoordinator(Coordinator):
     # -- what is known ----------------------------------------------------------------------
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        return self._host.members
+        return self._host.members  # of the round of the last seat; no request
 
     def view(self) -> View:
         return self._host.view

@@ -207,7 +207,7 @@ class ServerlessHost:
         """Start the background thread if it does not run."""
         with self.changed:
             if self._thread is None:
-                name = f"rallypoint-shared-{self._run_id}"
+                name = f"rallypoint-serverless-{self._run_id}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 

@@ -5,8 +5,8 @@
     Server + Persistence         serves on the same sockets while this process leads
 
 A leading server is created from the journal for each term: nothing of an earlier term is left in
-it. When the term is over it is fenced: all connections are closed without another word, and
-no client knows of anything unstored. The listening sockets stay open all the time, so
+it. When the term is over it is fenced: all connections are closed without a goodbye, and clients
+have been notified only of what is stored. The listening sockets stay open all the time, so
 clients that connect in between wait for milliseconds and are not refused.
 """
 

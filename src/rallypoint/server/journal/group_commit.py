@@ -7,9 +7,9 @@ most one is under way.
 
 Frames to clients are *held* while anything is marked or being written. A frame made while
 something is marked goes out with that batch. A frame made while a batch is being written and
-nothing is marked goes out with the batch that is written. So whatever a frame tells, even only
-what another client has just written, is durable by then, and each connection's frames keep
-their order. With nothing marked and nothing under way a frame is sent at once. Heartbeats and
+nothing is marked goes out with the batch that is written. So whatever a frame tells,
+including what another client has just written, is durable by then, and each connection's frames
+keep their order. With nothing marked and nothing under way a frame is sent at once. Heartbeats and
 the handshake tell nothing of a run and are not held.
 
 Held frames count as unread (`buffer_limit`, see `Connection`).

@@ -1,7 +1,7 @@
 """A simulated world: nodes, network, faults, and what must have settled after the faults.
 
 `run` lets a plan happen and raises `Violation` for whatever must not be. There are two kinds of
-world: with a server (`hosted_world`) and without one (`serverless`).
+world: with a server (`hosted`) and without one (`serverless`).
 """
 
 import random
