@@ -290,3 +290,13 @@ def test_notice_for_an_unknown_node_lists_the_nodes() -> None:
             assert done.exit_code == 2
             assert "has no such node; its nodes: " in done.stderr
             assert "none" not in done.stderr
+
+
+@pytest.mark.integration
+def test_slot_that_is_the_beginning_of_an_id_is_excluded_as_a_slot() -> None:
+    with Cluster() as cluster:
+        handler = cluster.handler(1, 1, slot="b")
+        while not handler.node_id.startswith("b"):
+            handler = cluster.handler(1, 1, slot="b")
+        cluster.join_all(handler)
+        assert "excluded: slot b (by " in run("exclude", cluster, "--slot=b").stdout

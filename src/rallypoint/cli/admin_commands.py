@@ -242,7 +242,8 @@ def exclude(where: RunLocation, whom: NodeSelector, why: str, seconds: float | N
     def decide(run: RunStatus) -> tuple[list[Order], str]:
         aspect, name = whom.named()
         found = meant(run, aspect, name)
-        name = found[0].id if len(found) == 1 and found[0].id.startswith(name) else name
+        if aspect is Aspect.NODE and len(found) == 1 and found[0].id.startswith(name):
+            name = found[0].id  # the beginning of an id excludes that node
         order = Exclude(aspect, name, why, by_whom(), seconds, now_text())
         long = "until it is admitted" if seconds is None else f"for {duration(seconds)}"
         who = ", ".join(member.label for member in found) or f"{aspect} {name} (no such node yet)"
