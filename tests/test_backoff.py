@@ -18,7 +18,5 @@ def test_pauses_in_sequence() -> None:
 
 
 def test_reason_for_a_pause() -> None:
-    assert backoff.crash_loop(1, 1) == (
-        "the round before was ended by failing workers; starting the next ones in 1 s"
-    )
-    assert backoff.crash_loop(3, 4).startswith("3 rounds in a row were ended by failing workers;")
+    assert backoff.crash_loop(1, 1) == ("the previous round failed; restarting workers in 1 s")
+    assert backoff.crash_loop(3, 4).startswith("3 rounds in a row failed;")

@@ -28,5 +28,5 @@ def pauses() -> Iterator[float]:
 
 def crash_loop(failing: int, seconds: float) -> str:
     """Return why workers are not started at once, for people."""
-    times = "the round before was" if failing == 1 else f"{failing} rounds in a row were"
-    return f"{times} ended by failing workers; starting the next ones in {seconds:g} s"
+    which = "the previous round" if failing == 1 else f"{failing} rounds in a row"
+    return f"{which} failed; restarting workers in {seconds:g} s"

@@ -227,7 +227,9 @@ def test_failed_worker_is_reported_and_the_next_round_succeeds(
     (failure,) = handler.failures
     assert (failure.exit_code, failure.message, failure.round) == (1, "oh dear", 1)
     assert handler.log[:2] == ["join", "fail"]
-    assert handler.log[2].startswith("join: its worker failed: rank 0 (local 0) on node-a")
+    assert handler.log[2].startswith(
+        "join: a worker of this node failed: rank 0 (local 0) on node-a"
+    )
     assert capfd.readouterr().err == "oh dear\n"
 
 
@@ -384,7 +386,7 @@ def test_long_join_shows_progress(
 
     assert agent(Slow(sealed(1)), "").run() == 0
     out = capfd.readouterr().out
-    assert "rallypoint: 1 of 2 nodes have joined; join ends in 9 min 59 s\n" in out
+    assert "rallypoint: 1 of 2 nodes have joined; join timeout in 9 min 59 s\n" in out
 
 
 def test_workers_token_is_made_when_they_start(capfd: pytest.CaptureFixture[str]) -> None:
@@ -462,8 +464,8 @@ def test_single_node_does_not_wait_for_a_server_that_is_gone(
     assert agent(handler, "raise SystemExit(7)", alone=True).run() == 1
     assert time.monotonic() - began < LIMIT_SECONDS / 2
     out, err = capfd.readouterr()
-    assert "its worker failed: rank 0 (local 0) on node-a: exit code 7" in out
+    assert "a worker of this node failed: rank 0 (local 0) on node-a: exit code 7" in out
     assert "no answer yet" not in out
     assert "first failure: rank 0" in err
     assert "the server could not be notified" in err
-    assert "join: its worker failed" not in str(handler.log)
+    assert "join: a worker of this node failed" not in str(handler.log)

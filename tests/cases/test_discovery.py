@@ -166,7 +166,7 @@ def test_missing_server_is_reported_within_5_seconds(make: Make, port: int) -> N
     for words in (
         f"cannot reach localhost:{port} (resolved to ",
         "127.0.0.1",
-        "nobody listens there",
+        "no process is listening there",
         "This machine's addresses are ",
         f"`rallypoint serve --bind ADDRESS:{port}`",
         "is_host=true",

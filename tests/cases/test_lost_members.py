@@ -128,7 +128,7 @@ def test_worker_failures_caused_by_a_lost_node_use_no_budget(
     victim, survivor = agents[lost], agents[1 - lost]
 
     victim.kill()  # its worker dies too; over a file, others notice only when its lease ends
-    failed = survivor.expect(r"its worker failed: .*: exit code 7")
+    failed = survivor.expect(r"a worker of this node failed: .*: exit code 7")
     survivor.round(1, failed)
     survivor.expect("work: 1 workers, restarts 0", failed)
     assert survivor.wait() == 0, survivor.shown()

@@ -261,6 +261,6 @@ def test_worker_that_always_fails_ends_the_run_with_its_first_traceback(fleet: F
         assert "Traceback (most recent call last):" in report.splitlines()[2]
         assert "ValueError: fails in round 1" in report
         assert "fails in round 3" not in report.split("in later rounds:")[0]
-    pauses = [line.text for line in agents[1].out.lines if "starting the next ones in" in line.text]
+    pauses = [line.text for line in agents[1].out.lines if "restarting workers in" in line.text]
     assert [pause.split(" in ")[-1] for pause in pauses] == ["1 s", "2 s"]
     fleet.all_gone()

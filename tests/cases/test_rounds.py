@@ -250,7 +250,7 @@ def test_finished_run_id_is_refused_or_reopened(fleet: Fleet) -> None:
     (line,) = again.err.text.splitlines()
     assert re.search(r"run 'c7' finished at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC by .* pid", line)
     assert "the only node of round 1 finished" in line
-    assert "new_incarnation (--new-incarnation) opens it again" in line
+    assert "use a new run id, or --new-incarnation (new_incarnation) to open it again" in line
     fleet.agent("afresh", *options, "--new-incarnation").finished()
 
 

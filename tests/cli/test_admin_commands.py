@@ -141,7 +141,7 @@ def test_failures_state_the_reason() -> None:
         assert "has no run 'nope': no node has joined it; no run is there" in done.stderr
         assert "0 runs" in CliRunner().invoke(main, ["status", where]).stdout  # none was made
     done = close("job", f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=0.3")
-    assert (done.exit_code, "nobody listens there" in done.stderr) == (1, True)
+    assert (done.exit_code, "no process is listening there" in done.stderr) == (1, True)
     done = close("job", "--backend=file", "--endpoint=/nowhere/state")
     assert (done.exit_code, "there is no such file" in done.stderr) == (2, True)
 

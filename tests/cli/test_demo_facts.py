@@ -54,9 +54,7 @@ def test_labels_become_names_of_the_demo() -> None:
 
 def a_whole_demo() -> Told:
     told = Told(11, 12)
-    told.server(
-        "round 1 sealed with 2 nodes: 2 of the 2 nodes wanted have joined; round 1 is at work"
-    )
+    told.server("round 1 sealed with 2 nodes: all 2 nodes joined (max_nodes=2); round 1 is at work")
     for node in (1, 2):
         told.line(node, f"rallypoint: round 1: rank {node - 1} of 2 nodes (all have come)")
     told.line(1, "round 1  world size 2  epoch   1  loss 1.7  accuracy 83.1%")
@@ -96,7 +94,7 @@ def test_figures_are_times_between_events() -> None:
 def test_newcomer_time_starts_with_its_join() -> None:
     told = a_whole_demo()
     told.facts.started(3, 13)
-    told.server("vm (127.0.0.1) pid 13 waits: round 2 is at work with 1 nodes")
+    told.server("vm (127.0.0.1) pid 13 waits: round 2 is running with 1 nodes")
     told.server("round 3 opens: vm pid 12 asked; round 3 sealed with 2 nodes: all have come")
     assert figures(told.facts, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
 

@@ -142,7 +142,7 @@ class Ended(ServerProcess):
         (0, "held up", " has written a log: {log}", True),
         (1, "oh dear", " has failed (exit code 1): {log}", True),
         (-9, "held up", " was killed by SIGKILL: {log}", True),
-        (-9, "", " was killed by SIGKILL without a word", False),
+        (-9, "", " was killed by SIGKILL; it wrote no log", False),
     ],
 )
 def test_at_the_end_a_log_is_named_or_removed(

@@ -47,7 +47,7 @@ def member(number: int, place: str, rank: int | None, **more: object) -> NodeSta
 ROUNDS = (
     RoundLine(1, 1, 1300.0, "", 1270.0, "the last call is over with 3 of up to 4 nodes", 80.0,
               LOST, 3, ("gpu-03 pid 3",)),
-    RoundLine(1, 2, 80.0, LOST, 75.0, "all live nodes have joined: 2 nodes", None, "", 2),
+    RoundLine(1, 2, 80.0, LOST, 75.0, "all 2 live nodes have joined", None, "", 2),
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_status_of_a_working_run() -> None:
         member(4, "waiting", None, heard_seconds=9.0),
     )
     report = Report(
-        "digits", "sealed", 1, 2, "round 2 is at work with 2 nodes; 1 wait for the next round",
+        "digits", "sealed", 1, 2, "round 2 is running with 2 nodes; 1 wait for the next round",
         (), members, a_settings(2, 4, max_restarts=3), 1, "s", 75.0, "gpu-01 pid 1",
         (RunningTimer("gpu-02 pid 2 may reconnect", "disconnect_grace", 0.6),), ROUNDS,
         (a_failure("gpu-02 pid 2", 9, round=1),), (("c0ffee00aa", LOST),),
@@ -148,7 +148,7 @@ def test_server_and_its_runs_are_shown() -> None:
         shown = status(endpoint(cluster))
         assert shown.exit_code == 0, shown.output
         assert f"run {cluster.run_id}  sealed, round 1, for " in shown.stdout
-        assert "round 1 is at work with 2 nodes" in shown.stdout
+        assert "round 1 is running with 2 nodes" in shown.stdout
         assert shown.stdout.count("participant") == 2
 
 
@@ -188,7 +188,7 @@ def test_run_closed_before_any_join_exists() -> None:
 def test_missing_server_exits_with_1_and_suggests_doctor() -> None:
     shown = status(f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=0.3")
     assert (shown.exit_code, shown.stdout) == (1, "")
-    assert "nobody listens there" in shown.stderr
+    assert "no process is listening there" in shown.stderr
     assert "`rallypoint doctor` looks for the cause" in shown.stderr
 
 

@@ -85,8 +85,8 @@ def test_j3_max_nodes_seal_at_once() -> None:
     run.join("node1", "node2")
     step = run.join("node3")
     assert step.reason == (
-        "round 1 sealed with 3 nodes: 3 of the 3 nodes wanted have joined; "
-        "round 1 is at work with 3 nodes"
+        "round 1 sealed with 3 nodes: all 3 nodes joined (max_nodes=3); "
+        "round 1 is running with 3 nodes"
     )
     assert step.timers == ()
     assert [run.kinds(n) for n in ("node1", "node2", "node3")] == [["RoundSealed"]] * 3
@@ -170,7 +170,7 @@ def test_j5_after_a_loss_the_survivors_seal_at_once() -> None:
     step = run.rejoin("node3")
     assert run.number == 2
     assert run.ranks() == ["node1", "node3"]
-    assert run.record.reason == "all live nodes have joined: 2 nodes"
+    assert run.record.reason == "all 2 live nodes have joined"
     assert step.timers == ()
 
 

@@ -265,7 +265,7 @@ def test_f1_run_closes_when_all_have_finished() -> None:
     assert run.places()["finished"] == ["node1"]
     assert step.messages == ()
     assert step.reason == (
-        "node1 pid 1 has finished; round 1 is at work with 2 nodes; 1 have finished, "
+        "node1 pid 1 has finished; round 1 is running with 2 nodes; 1 has finished, "
         "still working: node2 pid 2; 1 spare"
     )
     step = run.finish("node2", at="noon")
@@ -279,10 +279,10 @@ def test_f1_waiting_nodes_and_newcomers_become_spares() -> None:
     run = sealed("node1", "node2")
     run.join("node3")
     run.finish("node1")
-    why = "round 1 is ending: 1 nodes have finished"
+    why = "round 1 is ending: 1 node has finished"
     assert run.sent("node3") == [Parked(1, 1, True, why)]
     assert run.sent("node2") == [WaitingChanged(1, 1, 0)]
-    assert run.step.reason.startswith("node1 pid 1 has finished; round 1 is at work")
+    assert run.step.reason.startswith("node1 pid 1 has finished; round 1 is running")
     run.join("node4")
     assert run.sent("node4") == [Parked(1, 1, True, why)]
     assert run.places()["spares"] == ["node3", "node4"]
@@ -314,7 +314,7 @@ def test_f1_below_min_nodes_names_finished_nodes() -> None:
     run.finish("node1")
     run.fail("node2")
     step = run.rejoin("node2")
-    assert step.reason.endswith("; here: node2 pid 2; 1 have finished and will not return")
+    assert step.reason.endswith("; here: node2 pid 2; 1 has finished and will not return")
 
 
 def test_f1_second_finish_changes_nothing_and_join_is_refused() -> None:
@@ -378,7 +378,7 @@ def test_g1_no_round_while_a_notified_participant_is_missing() -> None:
     assert step.reason.endswith("; waiting for node3 pid 3 to join again (rejoin_timeout=9 s)")
     step = run.rejoin_over()
     assert run.ranks() == ["node1", "node2"]
-    assert step.reason.startswith("round 2 sealed with 2 nodes: all live nodes have")
+    assert step.reason.startswith("round 2 sealed with 2 nodes: all 2 live nodes have")
     (refused,) = run.sent("node3")
     assert isinstance(refused, Refused)
     assert refused.why == "node3 pid 3: did not join round 2 within rejoin_timeout"

@@ -56,7 +56,7 @@ def test_e1_assignment_matches_the_round_record() -> None:
         master_addr="node1",
         master_port=20_001,
         restarts=0,
-        reason="2 of the 2 nodes wanted have joined",
+        reason="all 2 nodes joined (max_nodes=2)",
     )
 
 

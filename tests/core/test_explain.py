@@ -109,16 +109,16 @@ def test_finished_nodes_are_not_waited_for() -> None:
     run.finish("node1")
     run.lose("node2")
     run.rejoin("node3")
-    assert "; 1 have finished and will not return" in describe(run.state)
+    assert "; 1 has finished and will not return" in describe(run.state)
 
 
 def test_working_round_names_finished_waiting_and_spare_nodes() -> None:
     run = sealed("node1", "node2", least=2, most=2)
     run.join("node3")
-    assert describe(run.state) == "round 1 is at work with 2 nodes; 1 spare"
+    assert describe(run.state) == "round 1 is running with 2 nodes; 1 spare"
     run.finish("node1")
     assert describe(run.state) == (
-        "round 1 is at work with 2 nodes; 1 have finished, still working: node2 pid 2; 1 spare"
+        "round 1 is running with 2 nodes; 1 has finished, still working: node2 pid 2; 1 spare"
     )
     run = sealed("node1", "node2", least=2, most=3)
     run.join("node3")
@@ -130,7 +130,7 @@ def test_notices_and_exclusions_are_summarised() -> None:
     run.do(Notify("node2", "spot machine", seconds=25.0))
     run.do(Exclude(Aspect.SLOT, "pod-3", "bad memory", "alice"))
     news = "; node2 pid 2 will leave: spot machine; excluded: slot pod-3 (by alice)"
-    assert describe(run.state) == f"round 1 is at work with 3 nodes{news}"
+    assert describe(run.state) == f"round 1 is running with 3 nodes{news}"
     run.lose("node3")
     assert describe(run.state).endswith(" (rejoin_timeout=60 s); excluded: slot pod-3 (by alice)")
     for number in range(NAMES_SHOWN):

@@ -139,16 +139,16 @@ def test_n1_newcomer_waits_or_is_a_spare() -> None:
     run = sealed("node1", "node2", most=3)
     run.join("node3")
     assert run.places() == {"participants": ["node1", "node2"], "waiting": ["node3"]}
-    why = "round 1 is at work with 2 nodes; the next one has room"
+    why = "round 1 is running with 2 nodes; the next one has room"
     assert run.sent("node3") == [Parked(1, 1, False, why)]
     assert run.sent("node1") == run.sent("node2") == [WaitingChanged(1, 1, 1)]
     assert run.step.reason == (
-        f"node3 pid 3 waits: {why}; round 1 is at work with 2 nodes; 1 wait for the next round"
+        f"node3 pid 3 waits: {why}; round 1 is running with 2 nodes; 1 wait for the next round"
     )
     run.join("node4")
     assert run.places()["spares"] == ["node4"]
     assert run.sent("node4") == [
-        Parked(1, 1, True, "round 1 has 2 nodes and 1 wait: all the 3 nodes wanted")
+        Parked(1, 1, True, "round 1 has 2 nodes and 1 wait: it is full (max_nodes=3)")
     ]
     assert run.sent("node1") == []  # spares never disturb a round
     assert run.step.reason.endswith("; 1 wait for the next round; 1 spare")
@@ -404,7 +404,7 @@ def test_c1_refused_join_says_who_closed_the_run_when_and_why() -> None:
         assert refused.refusal is Refusal.CLOSED
         assert refused.why == (
             "run 'demo' was closed at 10:15 by alice: wrong data; "
-            "new_incarnation (--new-incarnation) opens it again"
+            "use a new run id, or --new-incarnation (new_incarnation) to open it again"
         )
         assert not refused.finished
         assert [f.message for f in refused.failures] == ["boom"]
@@ -477,7 +477,7 @@ def test_finished_run_keeps_its_failures_as_history() -> None:
     assert refused.failures == ()
     assert refused.why == (
         "run 'demo' finished at noon by node2 pid 2: all 2 nodes of round 2 finished; "
-        "new_incarnation (--new-incarnation) opens it again"
+        "use a new run id, or --new-incarnation (new_incarnation) to open it again"
     )
 
 

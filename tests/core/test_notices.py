@@ -33,7 +33,7 @@ def test_p1_notice_reaches_all_members_of_the_round() -> None:
     assert (step.state.phase, run.places()) == (before.phase, run.places())
     assert step.timers == ()
     assert step.reason == (
-        "node2 pid 2 will leave: spot machine, in 25 s; round 1 is at work with 3 nodes; 1 spare; "
+        "node2 pid 2 will leave: spot machine, in 25 s; round 1 is running with 3 nodes; 1 spare; "
         "node2 pid 2 will leave: spot machine"
     )
 

@@ -112,7 +112,7 @@ def test_n1_surplus_nodes_learn_their_place_at_sealing() -> None:
     run.join("s1", "s2")
     run.lose("node2")
     run.rejoin("node1")
-    assert run.sent("s2") == [Parked(1, 2, True, "round 2 has all the 2 nodes wanted")]
+    assert run.sent("s2") == [Parked(1, 2, True, "round 2 is full (max_nodes=2)")]
     assert run.sent("s1") == [RoundSealed(run.record)]
     assert run.step.reason.startswith("round 2 sealed with 2 nodes: ")
 
@@ -154,8 +154,8 @@ def test_j3_round_has_no_more_seats_than_its_target() -> None:
     run.join("node5")
     run.rejoin("node2", "node3")
     assert run.ranks() == ["node4", "node2", "node3"]
-    assert run.record.reason == "3 of the 3 nodes wanted have joined"  # not four
-    assert run.sent("node5") == [Parked(1, 2, True, "round 2 has all the 3 nodes wanted")]
+    assert run.record.reason == "all 3 nodes joined (target_nodes=3)"  # not four
+    assert run.sent("node5") == [Parked(1, 2, True, "round 2 is full (target_nodes=3)")]
 
 
 def test_j3_target_below_min_nodes_is_raised() -> None:
@@ -176,12 +176,12 @@ def test_n1_first_spare_waits_in_place_of_a_departed_node(how: str) -> None:
     run.state = decode_state(encode_state(run.state))  # sorts the places by id; arrival decides
     step = run.leave("z3") if how == "leave" else run.lose("z3")
     assert (run.places()["waiting"], run.places()["spares"]) == (["x5", "y4"], ["w6"])
-    why = "round 1 is at work with 2 nodes; the next one has room"
+    why = "round 1 is running with 2 nodes; the next one has room"
     assert run.sent("x5") == [Parked(1, 1, False, why)]
     assert run.sent("node1") == run.sent("node2") == [WaitingChanged(1, 1, 2)]
     assert [run.sent(n) for n in ("y4", "w6")] == [[], []]
     gone = "z3 pid 3 left" if how == "leave" else "z3 pid 3 was lost: its lease lapsed"
-    assert step.reason.startswith(f"{gone}; x5 pid 5 waits: {why}; round 1 is at work")
+    assert step.reason.startswith(f"{gone}; x5 pid 5 waits: {why}; round 1 is running")
 
 
 def test_n1_without_spares_one_node_less_waits() -> None:
@@ -297,7 +297,7 @@ def test_end_of_the_last_call_seals_with_all_candidates() -> None:
     assert run.phase == "LastCall"  # full, and one of them cut
     run.do(Reconnected("node2"))
     assert run.ranks() == ["node1", "node2", "node3"]
-    assert run.record.reason == "3 of the 3 nodes wanted have joined"
+    assert run.record.reason == "all 3 nodes joined (max_nodes=3)"
 
 
 def test_disconnected_spare_delays_only_rounds_that_need_it() -> None:
@@ -508,7 +508,7 @@ def test_j5_the_shortest_replacement_wait_is_one() -> None:
 
 def test_j3_single_node_round_is_sealed_at_once() -> None:
     run = sealed("node1", least=1, most=1)
-    why = "the only node wanted has joined; round 1 is at work with 1 node"
+    why = "the only node joined (max_nodes=1); round 1 is running with 1 node"
     assert run.step.reason.endswith(f": {why}")
 
 

@@ -90,7 +90,7 @@ def test_the_quick_start_does_what_it_says(tmp_path: Path) -> None:
     assert "rank 0 of 2 sees ['worker 0', 'worker 1']" in said
     assert said.count("of 2 sees") == 4
     assert "1 of at least 3 nodes have joined round 1; waiting for 2 more" in said
-    assert "missing  2 nodes nobody has heard of (min_nodes=3)" in said
+    assert "missing  2 nodes that have never connected (min_nodes=3)" in said
     assert '"schema":"rallypoint.status/1"' in said
     assert "rallypoint_rounds_sealed_total" in said
     assert "possible cause: whose: the endpoint is a loopback address" in said
@@ -133,7 +133,7 @@ def looked_at(block: str, folder: Path) -> None:
     script = block.replace("first:29400", f"{LOOPBACK}:{port}").replace(" --watch", "")
     node = f"rallypoint run --nnodes 1 --endpoint {LOOPBACK}:{port} --run-id digits --no-python"
     said = shell(f"{node} sleep 8 &\nsleep 2\n{script}", folder, environment(folder))
-    assert "round 1 is at work with 1 node" in said
+    assert "round 1 is running with 1 node" in said
     assert "peers" in said
 
 

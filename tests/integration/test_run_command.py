@@ -106,7 +106,7 @@ def test_failure_within_max_restarts_starts_a_new_round(fleet: Fleet) -> None:
     failed = next(agent for agent in agents if "started 0" in agent.out.text)
     (fleet.folder / "well").unlink()
     fleet.release()
-    failed.expect("its worker failed: .*rank 0")
+    failed.expect("a worker of this node failed: .*rank 0")
     (fleet.folder / "well").touch()
     for agent in agents:
         agent.expect(r"round 2: rank \d of 2 nodes")
@@ -161,7 +161,7 @@ def test_signal_ends_the_agent_and_its_workers(fleet: Fleet, number: signal.Sign
 
 def test_ctrl_c_ends_a_join_that_waits(fleet: Fleet) -> None:
     agent = fleet.agent("node", "--nnodes=2", f"--endpoint={endpoint()}", "--run-id=alone")
-    agent.expect("1 of 2 nodes, waiting for 1: not heard of yet; join ends in 9 min")
+    agent.expect("1 of 2 nodes, waiting for 1: not heard of yet; join timeout in 9 min")
     began = time.monotonic()
     agent.send(signal.SIGINT)
     assert agent.wait() == 128 + signal.SIGINT

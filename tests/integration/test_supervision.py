@@ -54,7 +54,7 @@ def test_hanging_worker_is_reported_and_a_new_round_starts(fleet: Fleet) -> None
     argv = ["--standalone", "--max-restarts=1", "--hang-timeout=1", "--events=e.jsonl", "hangs.py"]
     agent = fleet.agent("node", *argv)
     assert agent.wait() == 0, agent.shown()
-    agent.expect("its worker failed: rank 0 .*: it hung at")
+    agent.expect("a worker of this node failed: rank 0 .*: it hung at")
     agent.expect("done in round 2")
     assert "in stuck_here" in agent.err.text, "its stack is on its stderr"
     (hung,) = [line for line in lines(fleet.folder / "e.jsonl") if line["kind"] == "worker-hung"]

@@ -174,9 +174,9 @@ def test_silent_server_is_retried_until_the_deadline(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = ConnectionConfig("127.0.0.1", silent.getsockname()[1], "run")
-        with pytest.raises(StoreConnectionError, match="said nothing"):
+        with pytest.raises(StoreConnectionError, match="sent no data"):
             open_connection(target, Deadline(60), once=True)
-        with pytest.raises(StoreConnectionError, match="said nothing"):
+        with pytest.raises(StoreConnectionError, match="sent no data"):
             open_connection(target, Deadline(0.5))
 
 
@@ -209,7 +209,7 @@ def test_once_is_one_attempt_and_its_error_is_complete(port: int) -> None:
         open_connection(ConnectionConfig("127.0.0.1", port, "run"), Deadline(60), once=True)
     text = str(caught.value)
     assert f"cannot reach 127.0.0.1:{port} (resolved to 127.0.0.1) after 0." in text
-    assert "nobody listens there" in text
+    assert "no process is listening there" in text
     assert f"`rallypoint serve --bind ADDRESS:{port}`" in text
     assert "s more" not in text  # it is over
 
@@ -286,7 +286,7 @@ def test_leader_named_by_a_standby_is_remembered(standby: Standby, server: Embed
     server.stop()
     with pytest.raises(StoreConnectionError, match="stands by") as caught:
         open_connection(target, Deadline(20), once=True)
-    assert f"127.0.0.1:{server.port}: nobody listens there" in str(caught.value)
+    assert f"127.0.0.1:{server.port}: no process is listening there" in str(caught.value)
     assert standby.asked == 2
     assert target.servers.leader is None
 
@@ -296,7 +296,7 @@ def test_error_names_each_server_with_its_answer(standby: Standby, port: int) ->
         open_connection(several(port, standby.port), Deadline(20), once=True)
     text = str(caught.value)
     assert "none of 2 servers could be used after 0." in text
-    assert f"127.0.0.1:{port}: nobody listens there (connection refused)" in text
+    assert f"127.0.0.1:{port}: no process is listening there (connection refused)" in text
     assert f"127.0.0.1:{standby.port}: stands by; nobody leads" in text
     assert "with several endpoints no node starts a server itself" in text.lower()
 

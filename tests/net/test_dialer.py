@@ -92,7 +92,7 @@ def test_refused_connection_ends_the_attempt(port: int) -> None:
     assert time.monotonic() - began < 10
     ((error, addresses),) = caught.value.errors.values()
     assert error.errno == errno.ECONNREFUSED
-    assert what_was_seen(error, addresses) == "nobody listens there (connection refused)"
+    assert what_was_seen(error, addresses) == "no process is listening there (connection refused)"
     assert resolved_to(addresses) == "resolved to 127.0.0.1"
 
 

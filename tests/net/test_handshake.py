@@ -116,7 +116,7 @@ def test_messages_out_of_order_are_not_our_protocol(bodies: list[bytes], words: 
 
 
 def test_silent_server_is_a_transient_error() -> None:
-    with pytest.raises(StoreConnectionError, match="said nothing") as caught:
+    with pytest.raises(StoreConnectionError, match="sent no data") as caught:
         client().receive([])
     assert not isinstance(caught.value, NotOurProtocolError)
 

@@ -83,7 +83,9 @@ def test_invalid_values_are_refused(secured: EmbeddedServer, files: Certificates
     elsewhere = ConnectionConfig(
         "127.0.0.2", secured.port, "", b"secret", tls=TLS(ca=str(files.ca))
     )
-    with pytest.raises(StoreConnectionError):  # nobody listens there, least of all by that name
+    with pytest.raises(
+        StoreConnectionError
+    ):  # no process is listening there, least of all by that name
         open_connection(elsewhere, Deadline(0.2))
 
 

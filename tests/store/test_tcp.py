@@ -257,7 +257,7 @@ def test_lost_server_is_an_error_at_the_timeout_of_the_call(
     server = EmbeddedServer("127.0.0.1", 0, Options())
     store = TCPStore("127.0.0.1", server.port)
     server.stop()
-    with pytest.raises(StoreConnectionError, match="nobody listens there"):
+    with pytest.raises(StoreConnectionError, match="no process is listening there"):
         store.get("key", timeout=0.2)
     store.close()
 

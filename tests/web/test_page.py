@@ -54,14 +54,14 @@ def test_killed_node_is_on_the_timeline_within_a_second(browser: "Browser", serv
         try:
             agents += [agent(server.port, f"s{i}") for i in range(3)]
             page.locator(".block[data-kind=working]").wait_for(timeout=20_000)
-            page.get_by_text("round 1 is at work with 3 nodes").wait_for()
+            page.get_by_text("round 1 is running with 3 nodes").wait_for()
             shown.picture("formed")
             os.kill(agents[2].pid, signal.SIGKILL)
             killed = time.monotonic()
             page.locator(".block[data-kind=lost]").wait_for()
             took = time.monotonic() - killed
             assert took < GRACE_SECONDS + SEEN_WITHIN_SECONDS, f"seen after {took:.2f} s"
-            page.get_by_text("round 2 is at work with 2 nodes").wait_for()
+            page.get_by_text("round 2 is running with 2 nodes").wait_for()
             page.locator(".row[data-place=gone]").wait_for()
             assert page.evaluate("window.kept") is True
             shown.picture("killed")
@@ -101,7 +101,7 @@ def test_a_thousand_members_scroll_smoothly(browser: "Browser", server: Served) 
         crowd.join(*names)
         with look(browser, f"{server.url}?run=big") as shown:
             page = shown.page
-            page.get_by_text("round 1 is at work with 1000 nodes").wait_for()
+            page.get_by_text("round 1 is running with 1000 nodes").wait_for()
             assert page.locator("#body .row").count() == 1000
             frames = sorted(page.evaluate(SCROLL))
             usual, slow = frames[len(frames) // 2], frames[int(len(frames) * 0.9)]

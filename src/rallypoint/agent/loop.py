@@ -51,6 +51,7 @@ class Agent:
         self._views = ViewTracker()
         self._round: SealedRound | None = None
         self._failures: list[Failure] = []
+        self._stopping: events.Event | None = None  # the signal that stops the workers
         self._departures = Departures(handler, config.close_seconds)
 
     def run(self) -> int:
@@ -127,6 +128,7 @@ class Agent:
             self._event_log.record(event, decision)
             if line := stopping_line(event, decision):
                 say(line)
+                self._stopping = event
             self._state = decision.state
             self._health.show(decision.state)
             for action in decision.actions:
@@ -198,7 +200,7 @@ class Agent:
 
     def _report_failure(self, failure: Failure) -> None:
         self._failures.append(failure)
-        say(f"its worker failed: {failure.label}")
+        say(f"a worker of this node failed: {failure.label}")
         gone = self._config.alone and not self._handler.view().connected
         told = not gone and self._departures.fail(failure)
         if self._config.alone and not told:
@@ -222,6 +224,8 @@ class Agent:
         text = final_report(end, self._failures)
         if text:
             complain(text)
+        elif isinstance(self._stopping, events.Signal) and end.code >= exit_codes.EXIT_SIGNAL_BASE:
+            say(f"stopped by {self._stopping.name}")
         elif end.text:
             say(end.text)
         return end.code

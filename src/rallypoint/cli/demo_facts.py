@@ -25,7 +25,9 @@ _SEALED = re.compile(r"\bround (\d+) sealed with (\d+) nodes: ([^;]+)")
 _JOINED = re.compile(r"\bpid (\d+) (joined|waits)\b")
 _LABEL = re.compile(r"\S+ (?:\(\S+\) )?pid (\d+)")
 _SEAT = re.compile(r"rallypoint: round (\d+): rank (\d+) of (\d+) nodes? ")
-_ASKS = re.compile(r"rallypoint: (?:joining the next round: |(?=its worker failed: ))(.+)")
+_ASKS = re.compile(
+    r"rallypoint: (?:joining the next round: |(?=a worker of this node failed: ))(.+)"
+)
 _EPOCH = re.compile(r"round (\d+) +world size (\d+) +epoch +(\d+) .*accuracy ([\d.]+)%")
 _FINAL = re.compile(r"final accuracy ([\d.]+)%")
 

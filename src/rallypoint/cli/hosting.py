@@ -81,7 +81,7 @@ def report_servers(servers: "Iterable[ServerProcess]") -> None:
             complain(f"the server that this node hosted{how or ' has written a log'}: {server.log}")
         elif code is not None:
             server.log.unlink(missing_ok=True)
-            complain(f"the server that this node hosted{how or ' has ended'} without a word")
+            complain(f"the server that this node hosted{how or ' has ended'}; it wrote no log")
 
 
 def _warn_of_reach(

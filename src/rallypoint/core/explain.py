@@ -69,9 +69,9 @@ def _news(state: RunState) -> str:
 
 def _sealed(state: RunState, phase: Sealed) -> str:
     record = phase.record
-    text = f"round {record.number} is at work with {nodes(len(record.seats))}"
+    text = f"round {record.number} is running with {nodes(len(record.seats))}"
     if phase.done:
-        text += f"; {len(phase.done)} have finished"
+        text += f"; {have_finished(len(phase.done))}"
         text += f", still working: {names(state.participants.values())}"
     if state.waiting:
         text += f"; {len(state.waiting)} wait for the next round"
@@ -96,7 +96,7 @@ def _gathering(state: RunState, phase: Gathering | LastCall) -> str:
         if state.candidates:
             text += f"; here: {names(state.candidates.values())}"
         if state.finished:
-            text += f"; {len(state.finished)} have finished and will not return"
+            text += f"; {have_finished(len(state.finished))} and will not return"
         return text
     disconnected = [m for m in state.candidates.values() if not m.connected]
     if disconnected:
@@ -138,6 +138,18 @@ def goal_of(settings: Settings) -> int:
     """Return the number of nodes wanted: with them a round seals at once (J3), and is full."""
     wanted = settings.target_nodes or settings.max_nodes
     return max(settings.min_nodes, min(wanted, settings.max_nodes))  # a client may send anything
+
+
+def goal_setting(settings: Settings) -> str:
+    """Return the setting that gives the goal, with its value."""
+    name = "target_nodes" if settings.target_nodes else "max_nodes"
+    return f"{name}={goal_of(settings)}"
+
+
+def have_finished(count: int, noun: str = "") -> str:
+    """Return that so many (of a noun in the singular) have finished."""
+    what = f" {noun}" if noun else ""
+    return f"1{what} has finished" if count == 1 else f"{count}{what and what + 's'} have finished"
 
 
 def nodes(count: int) -> str:

@@ -59,7 +59,8 @@ def join(run: MutableState, e: Join) -> None:
 
 def _refuse_closed(run: MutableState, node: NodeId, phase: Closed) -> None:
     why = (
-        closed_sentence(run.run_id, phase) + "; new_incarnation (--new-incarnation) opens it again"
+        closed_sentence(run.run_id, phase)
+        + "; use a new run id, or --new-incarnation (new_incarnation) to open it again"
     )
     failures = () if phase.finished else run.failures
     refused = Refused(Refusal.CLOSED, why, run.incarnation, run.round, failures, phase.verdict)

@@ -13,7 +13,7 @@ from rallypoint.core.events import (
     RunClosed,
     WaitingChanged,
 )
-from rallypoint.core.explain import goal_of, nodes
+from rallypoint.core.explain import goal_of, goal_setting, have_finished, nodes
 from rallypoint.core.mutable_state import MutableState
 from rallypoint.core.state import (
     NO_REASON,
@@ -74,8 +74,8 @@ def settle(run: MutableState) -> None:
         return
     goal = goal_of(settings)
     if have >= goal:
-        came = "the only node wanted has joined"
-        seal(run, came if goal == 1 else f"{goal} of the {goal} nodes wanted have joined")  # J3
+        who = "the only node" if goal == 1 else f"all {goal} nodes"
+        seal(run, f"{who} joined ({goal_setting(settings)})")  # J3
     elif isinstance(phase, LastCall):
         if phase.over:
             seal(run, f"the last call is over with {have} of up to {goal} nodes")  # J4
@@ -125,7 +125,9 @@ def _settle_gathering(run: MutableState, phase: Gathering, settings: Settings) -
     patient = phase.lost and not phase.patience_over and settings.replacement_wait_seconds > 0
     if patient and len(run.candidates) < phase.former:
         return
-    seal(run, f"all live nodes have joined: {nodes(len(run.candidates))}")  # J5
+    count = len(run.candidates)
+    who = "the only live node has" if count == 1 else f"all {count} live nodes have"
+    seal(run, f"{who} joined")  # J5
 
 
 def seal(run: MutableState, reason: str) -> None:
@@ -170,14 +172,14 @@ def park(run: MutableState, member: Member) -> None:
 def _parked_reason(phase: Sealed, settings: Settings, spare: bool, waiting: int) -> str:
     record = phase.record
     if phase.done:
-        return f"round {record.number} is ending: {len(phase.done)} nodes have finished"
+        return f"round {record.number} is ending: {have_finished(len(phase.done), 'node')}"
     if spare and waiting:
         have = f"round {record.number} has {nodes(len(record.seats))} and {waiting} wait"
-        return f"{have}: all the {goal_of(settings)} nodes wanted"
+        return f"{have}: it is full ({goal_setting(settings)})"
     if spare:
-        return f"round {record.number} has all the {goal_of(settings)} nodes wanted"
+        return f"round {record.number} is full ({goal_setting(settings)})"
     return (
-        f"round {record.number} is at work with {nodes(len(record.seats))}; the next one has room"
+        f"round {record.number} is running with {nodes(len(record.seats))}; the next one has room"
     )
 
 

@@ -223,10 +223,12 @@ class ClientConnection:
                 f"the server at {self.where} speaks TLS and this client does not: give the "
                 "authority of its certificate (RALLYPOINT_TLS_CA, tls_ca)"
             )
-        who = who_speaks(head) or f"it sent {head!r}, a frame of {length} bytes"
+        who = (
+            who_speaks(head)
+            or f"it sent {head!r}, a frame of {length} bytes (limit: {p.FRAME_LIMIT})"
+        )
         raise NotOurProtocolError(
-            f"what listens at {self.where} is not a Rallypoint server: {who} (limit of a frame: "
-            f"{p.FRAME_LIMIT} bytes); {ADVICE}"
+            f"what listens at {self.where} is not a Rallypoint server: {who}; {ADVICE}"
         )
 
     def broken(self, error: OSError) -> StoreConnectionError:

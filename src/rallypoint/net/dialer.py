@@ -141,7 +141,7 @@ def explain_failure(
         f"cannot reach {join_endpoint(*endpoint)} ({resolved_to(addresses)}) after "
         f"{deadline.elapsed():.1f} s: {what_was_seen(error, addresses)}. This machine's "
         f"addresses are {', '.join(own_addresses())}. If the server belongs on this machine, "
-        f"start `rallypoint serve --bind ADDRESS:{endpoint[1]}` (a handler: is_host=true) "
+        f"start `rallypoint serve --bind ADDRESS:{endpoint[1]}` (in the API: is_host=true) "
         "here; otherwise check the endpoint and start it there"
     )
 
@@ -155,7 +155,7 @@ def resolved_to(addresses: list[AddressInfo]) -> str:
 def what_was_seen(error: OSError, addresses: list[AddressInfo]) -> str:
     """Return why there is no connection, in words."""
     if error.errno == errno.ECONNREFUSED:
-        return "nobody listens there (connection refused)"
+        return "no process is listening there (connection refused)"
     if isinstance(error, TimeoutError) and addresses:
         return "no answer (host down, or a firewall drops the packets)"
     return error.strerror or str(error)

@@ -119,7 +119,7 @@ class ClientHandshake:
         """
         if not bodies:
             raise StoreConnectionError(
-                f"what listens at {self._where} accepted the connection and said nothing: it is "
+                f"what listens at {self._where} accepted the connection and sent no data: it is "
                 f"not a Rallypoint server, or its process is suspended; {ADVICE}"
             )
         answer = b""

@@ -249,7 +249,7 @@ def _shut_out(state: RunState, node: NodeId, unknown: str) -> Refused:
 def _parked(state: RunState, node: NodeId) -> Parked:
     spare = node in state.spares
     number, settings = round_number(state.phase), state.settings
-    why = f"round {number} is at work; the next one has room"
+    why = f"round {number} is running; the next one has room"
     if spare and settings is not None:
         why = f"round {number} needs no more nodes (max_nodes={settings.max_nodes})"
     return Parked(state.incarnation, number, spare, why)

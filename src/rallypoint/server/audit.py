@@ -54,7 +54,8 @@ def recorded(event: T, run_id: str, who: str, peer: str) -> T:
         who: the client's token, by its key id; "" where none is asked for.
         peer: the client's address.
     """
-    by = f"{event.by} ({who}, {peer})" if who else event.by
+    host = peer.rpartition(":")[0] or peer  # the port says nothing to whoever reads it later
+    by = f"{event.by} ({who}, {host})" if who else event.by
     whom = "" if isinstance(event, Close) else f" {_named(event)!r}"
     why = "" if isinstance(event, Admit) else event.why
     name = type(event).__name__.lower()

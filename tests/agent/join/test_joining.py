@@ -121,7 +121,7 @@ def test_ending_agent_does_not_wait_for_health() -> None:
 def test_reason_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     answers: queue.Queue[SealedRound | e.JoinFailed] = queue.Queue()
     joiner = Joiner(FakeHandler(sealed(1), sealed(2)), answers.put, 600.0)
-    joiner.begin("its worker failed", announced=True)
+    joiner.begin("a worker of this node failed", announced=True)
     answers.get(timeout=LIMIT_SECONDS)
     joiner.end()
     assert capsys.readouterr().out == ""

@@ -53,9 +53,9 @@ def test_progress_is_printed_at_growing_intervals(monkeypatch: pytest.MonkeyPatc
     shown.start()
     found = lines.wait()
     shown.stop()
-    assert found[0].startswith("1 of 2 nodes; join ends in 9 min 5")
+    assert found[0].startswith("1 of 2 nodes; join timeout in 9 min 5")
     assert found[1] == "cannot ask the coordinator about the run: gone"
-    assert found[2].startswith("2 of 2 nodes; join ends in")
+    assert found[2].startswith("2 of 2 nodes; join timeout in")
 
 
 def test_live_line_asks_seldom_and_counts_locally(manual_clock: ManualClock) -> None:
@@ -70,8 +70,8 @@ def test_live_line_asks_seldom_and_counts_locally(manual_clock: ManualClock) -> 
     for _ in range(8):
         lines.append(shown.line())
         manual_clock.advance(1.0)
-    assert lines[:2] == ["answer 1; join ends in 30 s", "answer 1; join ends in 29 s"]
-    assert lines[5] == "answer 2; join ends in 25 s"
+    assert lines[:2] == ["answer 1; join timeout in 30 s", "answer 1; join timeout in 29 s"]
+    assert lines[5] == "answer 2; join timeout in 25 s"
     assert len(asked) == 2
 
 

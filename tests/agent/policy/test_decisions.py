@@ -73,7 +73,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
     (
         "then the next round is asked for",
         [SEALED, FAILED, STOPPED],
-        (e.Join(f"its worker failed: {REPORT.label}", announced=True),),
+        (e.Join(f"a worker of this node failed: {REPORT.label}", announced=True),),
     ),
     ("one worker done is not all", [SEALED, e.WorkerExited(1, 0, 0)], ()),
     (
@@ -132,7 +132,7 @@ TABLE: list[tuple[str, list[e.Event], tuple[e.Action, ...]]] = [
             e.StartBackoffTimer(
                 3,
                 2.0,
-                "2 rounds in a row were ended by failing workers; starting the next ones in 2 s",
+                "2 rounds in a row failed; restarting workers in 2 s",
             ),
         ),
     ),
@@ -245,7 +245,9 @@ def test_reasons_are_plain_sentences() -> None:
 def test_first_cause_is_the_reason_of_the_join() -> None:
     state = after(SEALED, FAILED, OPENED, e.NodesWaiting(3), e.Fenced("late")).state
     assert isinstance(state.phase, Stopping)
-    assert state.phase.then == e.Join(f"its worker failed: {REPORT.label}", announced=True)
+    assert state.phase.then == e.Join(
+        f"a worker of this node failed: {REPORT.label}", announced=True
+    )
 
 
 ANY_EVENT = st.one_of(

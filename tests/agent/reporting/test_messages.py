@@ -52,7 +52,7 @@ PICTURES = {
         *HERE, member(4, "candidate"), phase="last call",
         timers=(RunningTimer("last call", "last_call", 12.0),),
     ),
-    "a round is at work": report(*HERE, phase="sealed", reason="round 1 is at work with 4 nodes"),
+    "a round is at work": report(*HERE, phase="sealed", reason="round 1 is running with 4 nodes"),
     "many nodes: no names": report(),
 }  # fmt: skip
 
@@ -68,17 +68,17 @@ def test_waiting_lines_match_the_golden_file() -> None:
 def test_age_of_the_report_is_added_to_its_times(age: float, text: str) -> None:
     line = waiting_line(PICTURES["one of the round before is missing"], age, 30.0 - age)
     assert text in line
-    assert line.endswith(f"join ends in {30 - age:.0f} s")
+    assert line.endswith(f"join timeout in {30 - age:.0f} s")
 
 
 def test_last_call_counts_down() -> None:
-    assert "last call ends in 10 s" in waiting_line(PICTURES["last call"], 2.0, 9.0)
+    assert "starting in 10 s" in waiting_line(PICTURES["last call"], 2.0, 9.0)
 
 
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (report(*HERE, phase="last call"), "3 of at most 4 nodes, last call;"),
+        (report(*HERE, phase="last call"), "3 of at most 4 nodes have joined; last call;"),
         (
             report(*HERE, phase="last call", timers=(RunningTimer("another", "lease", 1.0),)),
             "last call;",

@@ -78,6 +78,6 @@ def test_preempted_job_stops_its_workers_cleanly(cluster: Cluster, tmp_path: Pat
     until(lambda: not cluster.run("squeue", "-h", "-j", job, check=False), out)
     assert time.monotonic() - began < 15, "well before KillWait"
     text = out.read_text()
-    assert text.count("rallypoint: received SIGTERM\n") == 2
+    assert text.count("rallypoint: stopped by SIGTERM\n") == 2
     for trouble in ("Traceback", "the guard is gone", "reconnecting", "left without"):
         assert trouble not in text

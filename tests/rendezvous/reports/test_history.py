@@ -53,7 +53,7 @@ def test_round_is_remembered_with_time_and_reason() -> None:
     run.do(Lost("n2", Cause.LEASE), after=10)
     (first, second) = run.seen.lines(run.now + 1)
     assert (first.number, first.size, first.opened_seconds, first.sealed_seconds) == (1, 2, 14, 11)
-    assert first.sealed_because == "2 of the 2 nodes wanted have joined"
+    assert first.sealed_because == "all 2 nodes joined (max_nodes=2)"
     assert first.ended_seconds == 1
     assert "n2 pid 2 was lost" in first.ended_because
     assert first.lost == ("n2 pid 2",)

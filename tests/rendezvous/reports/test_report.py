@@ -43,7 +43,7 @@ def test_without_a_history_no_times_are_told() -> None:
     assert {member.since_seconds for member in report.members} == {None}
     (line,) = report.rounds  # what the state itself tells
     assert (line.number, line.size, line.opened_seconds, line.sealed_seconds) == (1, 2, None, None)
-    assert line.sealed_because == "2 of the 2 nodes wanted have joined"
+    assert line.sealed_because == "all 2 nodes joined (max_nodes=2)"
     assert line.nodes == ("n1 pid 1", "n2 pid 2")
 
 

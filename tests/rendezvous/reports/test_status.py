@@ -105,9 +105,13 @@ def test_finished_nodes_are_not_counted_as_unknown() -> None:
     ("settings", "here", "told"),
     [
         (a_settings(2, 4), 2, ()),
-        (a_settings(3, 4), 2, ("1 node nobody has heard of (min_nodes=3)",)),
+        (a_settings(3, 4), 2, ("1 node that has never connected (min_nodes=3)",)),
         (a_settings(2, 4, target_nodes=2), 2, ()),
-        (a_settings(2, 4, target_nodes=4), 2, ("2 nodes nobody has heard of (target_nodes=4)",)),
+        (
+            a_settings(2, 4, target_nodes=4),
+            2,
+            ("2 nodes that have never connected (target_nodes=4)",),
+        ),
     ],
 )
 def test_missing_nodes_are_counted(settings: Settings, here: int, told: tuple[str, ...]) -> None:

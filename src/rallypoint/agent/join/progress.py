@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 
 from rallypoint.agent.reporting import console
-from rallypoint.agent.reporting.messages import waiting_line
+from rallypoint.agent.reporting.messages import AT_WORK, waiting_line
 from rallypoint.deadline import Clock
 from rallypoint.rendezvous.coordinator import Report
 
@@ -19,6 +19,7 @@ INTERVALS_SECONDS = (2.0, 5.0, 10.0, 30.0)
 LIVE_SECONDS = 1.0
 ASK_SECONDS = 5.0
 EXAMINE_SECONDS = 10.0
+LAST_SECONDS = 1.0  # before the join times out; no line is shown then
 
 
 def _intervals(live: bool) -> Iterator[float]:
@@ -57,6 +58,7 @@ class JoinProgress:
         self._clock = clock
         self._over = threading.Event()
         self._showing = threading.Lock()
+        self._join_seconds = join_seconds
         self._ends = clock() + join_seconds
         self._report: Report | None = None
         self._error = ""
@@ -88,6 +90,10 @@ class JoinProgress:
         if self._error or self._report is None:
             return self._error
         now = self._clock()
+        if self._report.phase == AT_WORK:  # the join timeout begins anew when the round is over
+            self._ends = now + self._join_seconds
+        if self._ends - now < LAST_SECONDS:  # the join's error says more, and may be newer
+            return ""
         return waiting_line(self._report, now - self._asked, self._ends - now)
 
     def _run(self) -> None:

@@ -306,7 +306,7 @@ def _worker_failed(
     failure = Failure(
         state.node, rank, local_rank, exit_code, signal, at, message, round=seat.round
     )
-    join = events.Join(f"its worker failed: {failure.label}", announced=True)
+    join = events.Join(f"a worker of this node failed: {failure.label}", announced=True)
     return _stop_for_next(phase, state, join, failure.label, (events.ReportFailure(failure),))
 
 

@@ -14,7 +14,7 @@ from rallypoint.wallclock import duration
 NAMES_SHOWN = 3
 LATER_FAILURES_SHOWN = 8
 _JOINING = ("gathering", "last call")
-_AT_WORK = "sealed"  # a node may then wait for as long as the round lasts
+AT_WORK = "sealed"  # a node may then wait for as long as the round lasts
 
 
 def stopping_line(event: Event | None, decision: Decision) -> str:
@@ -39,9 +39,9 @@ def waiting_line(report: Report, age_seconds: float, left_seconds: float) -> str
         left_seconds: until the join times out.
     """
     state = _state(report, age_seconds)
-    if report.phase == _AT_WORK:
+    if report.phase == AT_WORK:
         return state
-    return f"{state}; join ends in {duration(max(0.0, left_seconds))}"
+    return f"{state}; join timeout in {duration(max(0.0, left_seconds))}"
 
 
 def _state(report: Report, age: float) -> str:
@@ -53,7 +53,7 @@ def _state(report: Report, age: float) -> str:
     wanted = goal_of(settings) if have >= settings.min_nodes else settings.min_nodes
     missing = max(len(absent), wanted - have)
     if report.phase == "last call":
-        return f"{have} of at most {nodes(wanted)}, {_last_call(report, age)}"
+        return f"{have} of at most {nodes(wanted)} have joined; {_last_call(report, age)}"
     text = f"{have} of {nodes(max(wanted, have + len(absent)))}, waiting for {missing}"
     seen = _seen(absent, age) or done_sentence(report) or _gone(report, age)
     return f"{text}: {seen}" if seen else text
@@ -62,7 +62,7 @@ def _state(report: Report, age: float) -> str:
 def _last_call(report: Report, age: float) -> str:
     for timer in report.timers:
         if timer.setting == "last_call" and timer.remaining_seconds is not None:
-            return f"last call ends in {duration(max(0.0, timer.remaining_seconds - age))}"
+            return f"starting in {duration(max(0.0, timer.remaining_seconds - age))}"
     return "last call"
 
 

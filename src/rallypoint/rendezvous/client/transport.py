@@ -5,7 +5,7 @@ the process's reactor reads it. So a join costs its own thread one write and one
 no other thread. The reactor also calls `due` when the next heartbeat is due.
 
 When the connection breaks, whichever thread notices starts a thread that reconnects with backoff
-and jitter, and then ends. Running workers are left alone meanwhile.
+and jitter, and then ends. Running workers keep running meanwhile.
 
 Locks, none of which is held while a watcher runs:
 
@@ -358,7 +358,7 @@ class Transport:
         frame = self.session.heartbeat(silent, late)
         if frame is None:
             self.target.servers.failed(link.endpoint)
-            text = f"the server at {link.where} has said nothing for {silent:.1f} s"
+            text = f"the server at {link.where} has sent no data for {silent:.1f} s"
             self._lost(link, StoreConnectionError(text))
         elif self._sending.acquire(blocking=False):  # else something else is sent just now
             try:
@@ -402,7 +402,7 @@ class Transport:
 
     def _reconnect(self, error: StoreConnectionError) -> None:
         """Reconnect, as often as it takes; the server decides what becomes of the node."""
-        logger.warning("%s; reconnecting, workers are left alone", error)
+        logger.warning("%s; reconnecting, workers keep running", error)
         self.trouble = str(error)
         self.update(Session.disconnected)
         while not self._stopping.is_set():

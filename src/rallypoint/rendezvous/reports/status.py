@@ -314,10 +314,14 @@ def absent(report: Report) -> tuple[str, ...]:
     elif least > 0 and (done := done_sentence(report)):
         known.append(f"{_count(least)} more (min_nodes={settings.min_nodes}): {done}")
     elif least > 0:
-        known.append(f"{_count(least)} nobody has heard of (min_nodes={settings.min_nodes})")
+        known.append(f"{_never_connected(least)} (min_nodes={settings.min_nodes})")
     elif settings.target_nodes and wanted > 0:
-        known.append(f"{_count(wanted)} nobody has heard of (target_nodes={goal_of(settings)})")
+        known.append(f"{_never_connected(wanted)} (target_nodes={goal_of(settings)})")
     return tuple(known)
+
+
+def _never_connected(count: int) -> str:
+    return f"{_count(count)} that {'has' if count == 1 else 'have'} never connected"
 
 
 def done_sentence(report: Report) -> str:
