@@ -243,7 +243,8 @@ def test_run_is_closed_for_all_nodes_and_only_once() -> None:
         cluster.join_all(one)
         done = run("close", cluster, "--why=wrong data")
         assert done.exit_code == 0, done.output
-        assert f"run '{cluster.run_id}' is closed" in done.stdout
+        assert f"run '{cluster.run_id}' was closed at" in done.stdout
+        assert len(done.stdout.splitlines()) == 1
         closed = cluster.until(one, lambda view: view.closed is not None).closed
         assert closed is not None
         assert (closed.why, closed.verdict) == ("wrong data", Verdict.CLOSED)

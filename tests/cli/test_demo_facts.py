@@ -82,12 +82,12 @@ def test_figures_are_times_between_events() -> None:
     measured = {name: time for name, time, _ in figures(a_whole_demo().facts, 1.0)}
     assert measured == {
         "detection": "1,000 ms",
-        "stopped": "2,000 ms",
+        "workers stopped": "2,000 ms",
         "new round": "2,000 ms",
-        "agreement": "1,000 ms",
+        "seal": "1,000 ms",
         "back at work": "4,000 ms",
-        "trained again": "5,000 ms",
-        "newcomer": "unknown",
+        "first epoch": "5,000 ms",
+        "new node": "unknown",
     }
 
 
@@ -96,7 +96,7 @@ def test_newcomer_time_starts_with_its_join() -> None:
     told.facts.started(3, 13)
     told.server("vm (127.0.0.1) pid 13 waits: round 2 is running with 1 nodes")
     told.server("round 3 opens: vm pid 12 asked; round 3 sealed with 2 nodes: all have come")
-    assert figures(told.facts, 1.0)[-1][:2] == ("newcomer", "1,000 ms")
+    assert figures(told.facts, 1.0)[-1][:2] == ("new node", "1,000 ms")
 
 
 def test_no_figures_without_a_loss() -> None:

@@ -46,9 +46,13 @@ def test_cause_and_exit_code() -> None:
         well = run(place, f"--run-id={cluster.run_id}")
         assert well.exit_code == 0, well.output
         assert well.stdout.endswith("no problem found from this machine\n")
+        other = run(place, "--run-id=another")
+        assert other.exit_code == 1
+        assert "likely cause: run: " in other.stdout
+        assert "has no run 'another'" in other.stdout
         several = run(place, "--nnodes=1:4")
         assert several.exit_code == 0
-        assert "possible cause: whose: the endpoint is a loopback address" in several.stdout
+        assert "possible cause: address: the endpoint is a loopback address" in several.stdout
     gone = run(f"--endpoint=127.0.0.1:{free_port('127.0.0.1')}", "--timeout=1")
     assert gone.exit_code == 1
     assert "likely cause: connect: 127.0.0.1: connection refused" in gone.stdout

@@ -33,3 +33,12 @@ def test_unknown_command_suggests_the_nearest() -> None:
     result = CliRunner().invoke(main, ["xyz"])
     assert result.exit_code == 2
     assert "No such command 'xyz'." in result.stderr
+
+
+def test_suggested_options_begin_alike_and_are_never_hidden() -> None:
+    result = CliRunner().invoke(main, ["serve", "--fd2", "1"])
+    assert result.exit_code == 2
+    assert "No such option '--fd2'." in result.stderr
+    assert "--fd'" not in result.stderr
+    result = CliRunner().invoke(main, ["run", "--nod-rank", "1", "x"])
+    assert "Did you mean '--node-rank'?" in result.stderr

@@ -130,6 +130,7 @@ def test_address_of_probes(given: str | None, place: tuple[str, int] | None) -> 
     ("given", "text"),
     [
         ("70000", "the port 70000 is too large"),
+        ("29400x", "the port is not a number"),
         ("pod", "the port is missing"),
         ("::1", "the port is missing"),
         (":80", "the host is missing"),

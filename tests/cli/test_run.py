@@ -153,7 +153,7 @@ def test_invalid_variable_is_named(variable: str, value: str, text: str) -> None
     result = run("--no-python", "true", env={variable: value})
     assert result.exit_code == 2
     assert text in result.stderr
-    assert f" comes from {variable})" in result.stderr
+    assert f" was set by {variable})" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

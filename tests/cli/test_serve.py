@@ -45,8 +45,8 @@ def signals() -> Iterator[None]:
 # -- it cannot start -----------------------------------------------------------------------
 
 
-def assert_one_line(result: Result, *words: str) -> None:
-    assert (result.exit_code, result.stdout) == (1, "")
+def assert_one_line(result: Result, *words: str, code: int = 2) -> None:
+    assert (result.exit_code, result.stdout) == (code, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("rallypoint serve: ")
     for word in words:
@@ -56,20 +56,27 @@ def assert_one_line(result: Result, *words: str) -> None:
 def test_used_port_is_named(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         result = serve(f"--bind=127.0.0.1:{port}")
-    assert_one_line(result, f"cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert_one_line(result, f"cannot listen on 127.0.0.1:{port}: Address already in use", code=1)
 
 
 def test_unknown_host_is_named() -> None:
-    assert_one_line(serve("--bind=nope.invalid:29400"), "cannot listen on nope.invalid:29400: ")
+    assert_one_line(
+        serve("--bind=nope.invalid:29400"), "cannot listen on nope.invalid:29400: ", code=1
+    )
 
 
 def test_address_of_another_machine_is_named() -> None:
-    assert_one_line(serve("--bind=192.0.2.1:29400"), "cannot listen on 192.0.2.1:29400: ")
+    assert_one_line(serve("--bind=192.0.2.1:29400"), "cannot listen on 192.0.2.1:29400: ", code=1)
 
 
 @pytest.mark.parametrize("where", ["host:http", "host:70000"])
 def test_invalid_endpoint_is_named(where: str) -> None:
     assert_one_line(serve(f"--bind={where}"), where.partition(":")[0])
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1", "head", "127.0.0.1:x", "head:70000"])
+def test_page_needs_a_port_of_its_own(where: str) -> None:
+    assert_one_line(serve("--bind=127.0.0.1:0", f"--http={where}"), f"--http {where}: ", "PORT")
 
 
 def test_other_addresses_than_loopback_need_a_token() -> None:
@@ -122,7 +129,7 @@ def test_insecure_tokens_have_a_warning(tmp_path: Path, capsys: pytest.CaptureFi
 def test_directory_of_another_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "rallypoint.db").write_bytes(b"something else")
     result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
-    assert_one_line(result, f"{tmp_path}/rallypoint.db", "no file of a rallypoint server")
+    assert_one_line(result, f"{tmp_path}/rallypoint.db", "no file of a rallypoint server", code=1)
 
 
 def test_unusable_stored_state_is_named(tmp_path: Path) -> None:
@@ -131,7 +138,7 @@ def test_unusable_stored_state_is_named(tmp_path: Path) -> None:
     journal.commit({FORMAT_NAME: FORMAT, "run/x": b"junk"}, Deadline(10))
     journal.close()
     result = serve("--bind=127.0.0.1:0", f"--data-dir={tmp_path}")
-    assert_one_line(result, "the entry 'run/x' of run 'x' cannot be used", str(tmp_path))
+    assert_one_line(result, "the entry 'run/x' of run 'x' cannot be used", str(tmp_path), code=1)
     again = SQLiteJournal(tmp_path)
     again.open(Deadline(10))  # what was refused has been let go of
     again.close()
@@ -140,7 +147,7 @@ def test_unusable_stored_state_is_named(tmp_path: Path) -> None:
 def test_directory_is_released_if_the_port_is_used(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         result = serve(f"--bind=127.0.0.1:{port}", f"--data-dir={tmp_path}")
-    assert_one_line(result, "cannot listen on")
+    assert_one_line(result, "cannot listen on", code=1)
     again = SQLiteJournal(tmp_path)
     again.open(Deadline(10))
     again.close()

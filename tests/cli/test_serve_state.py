@@ -11,10 +11,10 @@ from rallypoint.server.ha import failover
 from rallypoint.server.ha.failover import FailoverConfig
 
 
-def serve(*options: str) -> str:
+def serve(*options: str, code: int = 2) -> str:
     """Run a server that cannot start; return its one line on stderr."""
     result = CliRunner().invoke(main, ["serve", "--bind=127.0.0.1:0", *options])
-    assert result.exit_code == 1
+    assert result.exit_code == code
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("rallypoint serve:")]
     return line
 
@@ -77,7 +77,7 @@ def test_address_reachable_only_from_this_host_has_a_warning(
 
 def test_missing_database_is_named(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(failover, "START_SECONDS", 3.0)
-    line = serve(f"--state=etcd://user:secret@127.0.0.1:{port}/p")
+    line = serve(f"--state=etcd://user:secret@127.0.0.1:{port}/p", code=1)
     assert f"etcd://127.0.0.1:{port}/p cannot be reached" in line
     assert "secret" not in line
 

@@ -123,8 +123,8 @@ def test_notices_and_exclusions_are_shown_with_their_time() -> None:
     )  # fmt: skip
     text = shown(report)
     assert "restarts 3 of 5, 2 in a row" in text
-    assert "leaves   gpu-01 pid 1 will leave: spot machine, in 25 s\n" in text
-    assert "leaves   gpu-02 pid 2 will leave: maintenance (by alice)" in text
+    assert "leaving  gpu-01 pid 1 in 25 s: spot machine\n" in text
+    assert "leaving  gpu-02 pid 2, requested by alice: maintenance" in text
     assert "excluded slot pod-3, 1 h more: bad memory (by alice)" in text
     assert "excluded node gpu-04, for 1 min: disk full (by bob)" in text
     assert "excluded address 10.0.0.9, until admitted: it flaps (by carol)" in text

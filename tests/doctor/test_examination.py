@@ -248,7 +248,7 @@ def test_8_ipv6_only() -> None:
 def test_9_loopback_with_several_nodes() -> None:
     with hosted() as server:
         wrong = named(Question(LOOPBACK, server.port, "run", nodes=2))
-    assert wrong.step == "whose"
+    assert wrong.step == "address"
     assert "loopback address, but 2 nodes should meet there" in wrong.text
     assert "on each machine, loopback is that machine itself" in wrong.remedy
 
@@ -274,7 +274,7 @@ def test_working_run_has_no_problem() -> None:
         crowd.join("n1", "n2")
         steps = found(Question(LOOPBACK, server.port, "job"))
     assert list(steps) == [
-        "name", "whose", "connect", "answer", "token", "round trip", "clock", "server", "run",
+        "name", "address", "connect", "answer", "token", "round trip", "clock", "server", "run",
         "peers",
     ]  # fmt: skip
     del steps["peers"]  # the crowd's addresses are nobody's
@@ -285,7 +285,7 @@ def test_summary_is_one_line_or_none() -> None:
     with hosted() as server:
         assert in_short([Question(LOOPBACK, server.port, "job")], SECONDS) == ""
         line = in_short([Question(LOOPBACK, server.port, "job", nodes=3)], SECONDS)
-        assert line.startswith("doctor: whose: the endpoint is a loopback address")
+        assert line.startswith("doctor: address: the endpoint is a loopback address")
         assert "\n" not in line
 
 

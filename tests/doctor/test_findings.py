@@ -26,11 +26,11 @@ def test_slow_dns_is_a_warning() -> None:
 
 def test_owner_of_an_address() -> None:
     own = ["127.0.0.1", "::1", "10.0.0.1"]
-    assert ": this machine" in findings.whose(["10.0.0.1"], own, 2, False).text
+    assert ": an address of this machine" in findings.address(["10.0.0.1"], own, 2, False).text
     assert "another machine (this one has 10.0.0.1)" in (
-        findings.whose(["10.0.0.2"], own, 2, False).text
+        findings.address(["10.0.0.2"], own, 2, False).text
     )
-    assert findings.whose(["127.0.0.1"], own, 1, True).verdict is Verdict.OK
+    assert findings.address(["127.0.0.1"], own, 1, True).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

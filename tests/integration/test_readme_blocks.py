@@ -93,7 +93,7 @@ def test_the_quick_start_does_what_it_says(tmp_path: Path) -> None:
     assert "missing  2 nodes that have never connected (min_nodes=3)" in said
     assert '"schema":"rallypoint.status/1"' in said
     assert "rallypoint_rounds_sealed_total" in said
-    assert "possible cause: whose: the endpoint is a loopback address" in said
+    assert "possible cause: address: the endpoint is a loopback address" in said
 
 
 # -- README ---------------------------------------------------------------------------------

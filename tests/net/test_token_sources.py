@@ -68,10 +68,12 @@ def test_invalid_token_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("\nadmin\n")
     with pytest.raises(ParameterError, match=r"token_file='.*token', line 2: a scope without"):
         read_token(None, str(path))
-    with pytest.raises(ParameterError, match="token, line 1: several words"):
+    with pytest.raises(ParameterError, match="token, line 1: the first of several words"):
         read_token("reader xyz")
     monkeypatch.setenv("RALLYPOINT_TOKEN", "reader xyz")
-    with pytest.raises(ParameterError, match="RALLYPOINT_TOKEN, line 1: several words"):
+    with pytest.raises(
+        ParameterError, match="RALLYPOINT_TOKEN, line 1: the first of several words"
+    ):
         read_token()
     monkeypatch.setenv("RALLYPOINT_TOKEN", "# later")
     with pytest.raises(ParameterError, match="RALLYPOINT_TOKEN is given and holds no token"):
@@ -92,7 +94,7 @@ def test_insecure_token_sources(tmp_path: Path) -> None:
     assert f"{path} (mode 640) is open to other users" in local
     path.chmod(0o600)
     (exposed,) = weaknesses(token, exposed=True)
-    assert "1 of the tokens have fewer than 16 characters" in exposed
+    assert "1 of the tokens has fewer than 16 characters" in exposed
     assert weaknesses(b"0123456789abcdef", exposed=True) == []
     assert weaknesses(b"short", exposed=False) == []
 

@@ -1,12 +1,14 @@
 """The `rallypoint` command. Each subcommand is imported when it is used."""
 
 import difflib
+import os
 from importlib import import_module
+from typing import Any
 
 import click
 
 COMMANDS = {
-    "run": "Start a node of a job: join the others, run the workers, survive lost nodes.",
+    "run": "Start one node of a job, and continue when nodes are lost.",
     "serve": "Serve rendezvous and a key/value store to any number of runs.",
     "status": "Show what a run waits for, its nodes, and its past rounds.",
     "exclude": "Exclude a node from a run.",
@@ -50,10 +52,28 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}. (Did you mean {near[0]!r}?)")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; an error on an unknown option names no hidden option."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if error.ctx is not None:
+                error.possibilities = _near_options(error.option_name, error.ctx.command)
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _near_options(name: str, command: click.Command) -> list[str]:
+    """Return the shown options most like a name: of the similar ones, those that begin as it."""
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    known = [opt for option in options for opt in option.opts if opt.startswith("--")]
+    near = [*difflib.get_close_matches(name, known), *(o for o in known if o.startswith(name))]
+    alike = {o: len(os.path.commonprefix([o, name])) for o in near}  # noqa: RUF071 - no paths
+    return [o for o in alike if alike[o] == max(alike.values())]
 
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -41,7 +41,7 @@ SHORTEST_PREFIX = 6
 NAMES_SHOWN = 20
 Decorated = Callable[..., Any]
 Decide = Callable[[RunStatus], tuple[list[Order], str]]
-"""Returns the orders for a run with this status, and what to print once they are carried out."""
+"""Returns the orders for a run with this status, and what to print then before the run's reason."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ def carry_out(command: str, where: RunLocation, decide: Decide) -> None:
             orders, said = decide(run)
             for order in orders:
                 source.order(run_id, order, deadline)
-            click.echo(said)
+            if said:
+                click.echo(said)
             (after,) = source.read(run_id, deadline).runs
             click.echo(after.reason)
     except ParameterError as error:
@@ -213,7 +214,7 @@ def close(where: RunLocation, why: str) -> None:
         if run.phase == "closed":
             raise ParameterError(run.reason)
         order = Close(by_whom(), why, now_text(), run.incarnation)  # E1: and no later one
-        return [order], f"run {where.run_id!r} is closed"
+        return [order], ""  # the reason says it
 
     carry_out("close", where, decide)
 

@@ -93,7 +93,7 @@ def picture(facts: DemoFacts, news: list[str]) -> Group:
 
 
 def _nodes(facts: DemoFacts) -> Table:
-    table = Table("node", "pid", "rank", "place", title="who is in", title_justify="left")
+    table = Table("node", "pid", "rank", "role", title="nodes", title_justify="left")
     for node in facts.nodes.values():
         rank = "" if node.rank is None else str(node.rank)
         style = _STYLES.get(node.place, "cyan" if node.rank is not None else "yellow")
@@ -127,9 +127,9 @@ def summary(
         lines.append(f"  {number}  {one.size} nodes  {why}")
     if measured:
         lines += ["", "figures"]
-        lines += [f"  {what:13s} {took:>9s}  {meaning}" for what, took, meaning in measured]
+        lines += [f"  {what:15s} {took:>9s}  {meaning}" for what, took, meaning in measured]
     if facts.final_accuracy is not None:
-        lines.append(f"  {'accuracy':13s} {facts.final_accuracy:8.1f}%  on 360 held-out digits")
+        lines.append(f"  {'accuracy':15s} {facts.final_accuracy:8.1f}%  on 360 held-out digits")
     if facts.complaints:
         lines += ["", "on stderr", *(f"  {line}" for line in facts.complaints)]
     failed = [check for check in checks if not check.holds]

@@ -251,7 +251,7 @@ def figures(facts: DemoFacts, grace_seconds: float) -> list[tuple[str, str, str]
     rows = [
         ("detection", killed, after.told_at, f"kill -> the others are notified; {grace}"),
         (
-            "stopped",
+            "workers stopped",
             killed,
             after.asked_at,
             "kill -> the last survivor has stopped its worker and asks for a new round",
@@ -262,7 +262,7 @@ def figures(facts: DemoFacts, grace_seconds: float) -> list[tuple[str, str, str]
             after.sealed_at,
             "notified -> sealed, including the stop of the survivors' workers",
         ),
-        ("agreement", after.asked_at, after.sealed_at, "the last survivor asks -> sealed"),
+        ("seal", after.asked_at, after.sealed_at, "the last survivor asks -> sealed"),
         (
             "back at work",
             killed,
@@ -270,16 +270,16 @@ def figures(facts: DemoFacts, grace_seconds: float) -> list[tuple[str, str, str]
             "kill -> the last survivor starts its worker",
         ),
         (
-            "trained again",
+            "first epoch",
             killed,
             after.trained_at,
             "kill -> first epoch done, with the imports of numpy and scikit-learn",
         ),
         (
-            "newcomer",
+            "new node",
             came,
             grown.sealed_at,
-            "it asks -> sealed; the others wait 100 ms for more newcomers, and stop their workers",
+            "it asks -> sealed; the others wait 100 ms for more nodes, and stop their workers",
         ),
     ]
     return [(what, milliseconds(start, end), meaning) for what, start, end, meaning in rows]

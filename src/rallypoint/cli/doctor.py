@@ -87,7 +87,7 @@ def doctor(
         most = parse_nodes(nnodes)[1] if nnodes else 0
         token, probe = read_token(None, token_file), Probe(timeout)
         if backend in SERVER_BACKENDS:
-            questions = Question.each(endpoint, run_id, token, most, read_tls())
+            questions = Question.each(endpoint, run_id, token, most, read_tls(), True)
             endpoint = ", ".join(question.target.where for question in questions)
             steps = examine_all(questions, probe)
         else:

@@ -70,6 +70,10 @@ def health_place(given: str | None) -> Endpoint | None:
     text = (given or "").strip()
     if not text:
         return None
+    if text[0].isdecimal() and not text.isdecimal() and not {".", ":"}.intersection(text):
+        raise ParameterError(
+            f"--health-port {text}: the port is not a number; give PORT or HOST:PORT"
+        )
     try:
         host, port = parse_rendezvous_endpoint(
             f"{LOOPBACK}:{text}" if text.isdecimal() else text, -1

@@ -136,9 +136,9 @@ def _seconds(name: str) -> Callable[[Decorated], Decorated]:
 
 _TLS: tuple[Callable[[Decorated], Decorated], ...] = (
     _option("--tls-ca", default="", metavar="FILE",
-            help="CA certificates to trust; given, clients use TLS."),
+            help="CA certificates to trust; if set, clients use TLS."),
     _option("--tls-cert", default="", metavar="FILE",
-            help="Own certificate; given, a server uses TLS, and clients present it if asked."),
+            help="Own certificate; if set, a server uses TLS, and clients present it if asked."),
     _option("--tls-key", default="", metavar="FILE", help="Private key for --tls-cert."),
     _option("--tls-verify-client", is_flag=True,
             help="As a server, accept only clients with a certificate signed by --tls-ca."),
@@ -184,7 +184,7 @@ _OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _torch(
         "--max-restarts",
         type=int,
-        help="How many failed rounds the run survives. [default: 0 for one node, else 3]",
+        help="Failed rounds allowed before the run fails. [default: 0 for one node, else 3]",
     ),
     _torch(
         "--monitor-interval",
@@ -318,7 +318,7 @@ backend_option = click.option(
 
 
 def endpoint_option(
-    help_text: str = "Where the nodes meet (file: their shared path).", **kwargs: Any
+    help_text: str = "Server address (file backend: path of the shared file).", **kwargs: Any
 ) -> Callable[[Decorated], Decorated]:
     """Return `--endpoint`; its default is a server on this machine."""
     how = kwargs or {"default": f"127.0.0.1:{defaults.value('port')}", "show_default": True}

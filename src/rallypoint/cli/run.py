@@ -47,7 +47,9 @@ Examples:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
 def command(ctx: click.Context, /, command: tuple[str, ...], explain: bool, **options: Any) -> None:
-    """Start this node of a job: join the other nodes, run the workers, survive lost nodes."""
+    """Start one node of a job: join the other nodes, run the workers, and continue when nodes are
+    lost.
+    """
     if options["log_format"] == "json":
         use_json(node_label())
     print_logs()
@@ -170,7 +172,7 @@ def _variables_in(ctx: click.Context, text: str) -> str:
     """Return, for people, the variables that set the options which a message names."""
     words = set(re.findall(r"--[a-z-]+|\b[a-z_]+(?==)", text))
     named = [p for p in ctx.command.params if words.intersection([*p.opts, p.name or ""])]
-    found = [f"{p.opts[0]} comes from {name}" for p in named if (name := variable_of(ctx, p))]
+    found = [f"{p.opts[0]} was set by {name}" for p in named if (name := variable_of(ctx, p))]
     return f" ({', '.join(found)})" if found else ""
 
 

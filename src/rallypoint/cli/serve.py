@@ -22,6 +22,7 @@ from rallypoint.cli.serve_state import StateOptions, serve_in_turn, state_option
 from rallypoint.deadline import Deadline
 from rallypoint.engines.url import redacted
 from rallypoint.errors import JournalError, ParameterError, RallypointError
+from rallypoint.net.addresses import LOOPBACK
 from rallypoint.net.endpoints import parse_rendezvous_endpoint
 from rallypoint.net.listener import is_loopback, listen
 from rallypoint.net.tls import read_tls
@@ -35,6 +36,7 @@ from rallypoint.server.options import Options, with_limits
 from rallypoint.server.server import Server, endpoint_of
 from rallypoint.server.tls import ServerTLS
 
+EXIT_FAILED, EXIT_USAGE = 1, 2
 OPEN_SECONDS = 60.0  # for a database that is out of reach for a while
 Kept = tuple[Journal, Opened]
 
@@ -63,9 +65,10 @@ Kept = tuple[Journal, Opened]
 )
 @click.option(
     "--http",
-    metavar="ADDRESS:PORT",
+    metavar="[ADDRESS:]PORT",
     envvar="RALLYPOINT_HTTP",
-    help="Address for the live page, /api/v1 and /metrics (needs rallypoint[web]).",
+    help="Address for the live page, /api/v1 and /metrics (needs rallypoint[web]); a PORT alone is "
+    "on loopback.",
 )
 @click.option(
     "--http-name",
@@ -140,7 +143,7 @@ def command(
 def _refuse(error: Exception) -> NoReturn:
     text = error.strerror if isinstance(error, OSError) else str(error)
     click.echo(f"rallypoint serve: {text}", err=True)
-    sys.exit(1)
+    sys.exit(EXIT_USAGE if isinstance(error, ParameterError) else EXIT_FAILED)
 
 
 def _usable(options: Options) -> Options:
@@ -190,7 +193,8 @@ def _announce(
     _warn(sockets, options)
     click.echo(f"serving on {', '.join(map(endpoint_of, sockets))}")
     if kept is not None:
-        click.echo(f"durable: {kept[0].where} ({len(kept[1].entries)} entries)")
+        number = len(kept[1].entries)
+        click.echo(f"durable: {kept[0].where} ({number} {'entry' if number == 1 else 'entries'})")
     if state is not None:
         click.echo(f"state in {redacted(state.url)}, advertised as {state.advertise}")
     if web:
@@ -246,7 +250,15 @@ def _to_the_end(serving: Coroutine[Any, Any, None], sockets: list[socket.socket]
 def _page_sockets(where: str, options: Options) -> list[socket.socket]:
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise ParameterError("--http needs the extra `web`: pip install 'rallypoint[web]'")
-    return _sockets(where, (), options)
+    if where.strip().isdecimal():
+        where = f"{LOOPBACK}:{where.strip()}"
+    try:
+        host, port = parse_rendezvous_endpoint(where, -1)
+    except ParameterError as error:
+        raise ParameterError(f"--http {where}: give PORT or ADDRESS:PORT: {error}") from error
+    if port == -1:  # the default is the port of the server itself
+        raise ParameterError(f"--http {where}: the port is missing; give PORT or ADDRESS:PORT")
+    return listen(host, port, options.token, options.insecure)
 
 
 def page_url(sock: socket.socket, options: Options) -> str:

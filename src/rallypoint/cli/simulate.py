@@ -1,13 +1,14 @@
 """`rallypoint simulate`: what settings will cost a job, before it runs."""
 
 import statistics
+from collections.abc import Callable
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rallypoint.cli.options import LONG
+from rallypoint.cli.options import LONG, Decorated
 from rallypoint.core.state import Settings
 from rallypoint.rendezvous import defaults
 from rallypoint.rendezvous.settings import ample_rejoin
@@ -18,10 +19,28 @@ def _default(name: str) -> float:
     return defaults.value(name)
 
 
+def _setting(name: str) -> Callable[[Decorated], Decorated]:
+    row = defaults.row(name)
+    text = f"{row.meaning} [default: {row.default:g} s]"
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, name, type=LONG, default=lambda: _default(name), help=text)
+
+
 @click.command()
-@click.option("--nodes", type=click.IntRange(2, 10_000), default=64, show_default=True)
-@click.option("--min-nodes", type=click.IntRange(1), help="Fewest nodes of a round [half of all].")
-@click.option("--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(2, 10_000),
+    default=64,
+    show_default=True,
+    help="Nodes of the job.",
+)
+@click.option(
+    "--min-nodes", type=click.IntRange(1), help="Fewest nodes of a round. [default: half]"
+)
+@click.option(
+    "--hours", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True,
+    help="Simulated time.",
+)  # fmt: skip
 @click.option(
     "--mtbf",
     type=LONG,
@@ -34,37 +53,39 @@ def _default(name: str) -> float:
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Share of failures that nobody tells of (power, network).",
+    help="Share of failures without a closed connection (power, network).",
 )
 @click.option(
     "--repair",
     type=LONG,
     default="5m",
     show_default=True,
-    help="Time until a failed node is there again.",
+    help="Time until a failed node returns.",
 )
 @click.option(
     "--stalls",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="How often an hour some node stands still without being dead.",
+    help="Stalls per hour; a stalled node is alive but does nothing.",
 )
-@click.option("--stall", type=LONG, default="3s", show_default=True, help="Mean length of that.")
+@click.option("--stall", type=LONG, default="3s", show_default=True, help="Mean stall.")
 @click.option(
     "--stop",
     "stop_seconds",
     type=LONG,
     default="5s",
     show_default=True,
-    help="Most time that workers take to end.",
+    help="Longest worker shutdown.",
 )
-@click.option("--last-call", type=LONG, default=lambda: _default("last_call"))
-@click.option("--lease", type=LONG, default=lambda: _default("lease"))
-@click.option("--disconnect-grace", type=LONG, default=lambda: _default("disconnect_grace"))
-@click.option("--replacement-wait", type=LONG, default=lambda: _default("replacement_wait"))
-@click.option("--rejoin-timeout", type=LONG, help="[default: what suits --stop]")
-@click.option("--seed", type=int, default=1, show_default=True)
+@_setting("last_call")
+@_setting("lease")
+@_setting("disconnect_grace")
+@_setting("replacement_wait")
+@click.option(
+    "--rejoin-timeout", type=LONG, help="Time to join the next round. [default: what suits --stop]"
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
     nodes: int, min_nodes: int | None, hours: float, mtbf: float, silent: float, repair: float,
@@ -76,7 +97,7 @@ def command(
 
     \b
     The real rules, server, wire format and agents run on simulated clocks and a simulated
-    network; the same seed gives the same days. Example:
+    network; the same seed gives the same results. Example:
         rallypoint simulate --nodes 512 --mtbf 6h --hours 24 --last-call 30
     """
     settings = Settings(

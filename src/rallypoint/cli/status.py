@@ -25,6 +25,7 @@ from rallypoint.cli.options import (
     token_file_option,
 )
 from rallypoint.cli.run_sources import Source, open_source
+from rallypoint.core.notices import UNSAID
 from rallypoint.deadline import Deadline
 from rallypoint.errors import ParameterError, RallypointError
 from rallypoint.net.token_sources import read_token
@@ -142,21 +143,22 @@ def _lines(run: RunStatus) -> list[Text]:
         allowed = "any number" if run.budget.allowed is None else str(run.budget.allowed)
         row = f", {run.budget.in_a_row} in a row" if run.budget.in_a_row > 1 else ""
         lines.append(_line("restarts", f"{run.budget.used} of {allowed}{row}"))
-    lines += [_line("leaves", _leaves(notice), "yellow") for notice in run.notices[:NEWS_SHOWN]]
+    lines += [_line("leaving", _leaves(notice), "yellow") for notice in run.notices[:NEWS_SHOWN]]
     lines += [_line("excluded", _excluded(out), "red") for out in run.exclusions[:NEWS_SHOWN]]
     for failure in run.failures[:1]:
         how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
         text = f"rank {failure.rank} on {failure.node}, round {failure.round}: {how}"
         lines.append(_line("failure", text, "red"))
     for out in run.shut_out[:3]:
-        lines.append(_line("refused", f"{out.id[:8]}: {out.why}"))
+        lines.append(_line("lost", f"{out.id[:8]}: {out.why}"))
     return lines
 
 
 def _leaves(notice: NoticeLine) -> str:
     left = duration(notice.remaining_seconds)
-    by = "" if notice.by == notice.node else f" (by {notice.by})"
-    return f"{notice.node} will leave: {notice.why}{f', in {left}' if left else ''}{by}"
+    by = "" if notice.by == notice.node else f", requested by {notice.by}"
+    why = "" if notice.why == UNSAID else f": {notice.why}"
+    return f"{notice.node}{f' in {left}' if left else ''}{by}{why}"
 
 
 def _excluded(out: ExclusionLine) -> str:
@@ -178,7 +180,7 @@ def _table(*columns: str) -> Table:
 
 
 def _members(run: RunStatus) -> Table:
-    table = _table("rank", "node", "slot", "place", "for", "heartbeat")
+    table = _table("rank", "node", "slot", "role", "for", "last heard")
     for column in (0, 4, 5):
         table.columns[column].justify = "right"
         table.columns[column].no_wrap = True

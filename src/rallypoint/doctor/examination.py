@@ -1,6 +1,6 @@
 """Examines the way to a server step by step; each step needs the one before.
 
-name -> whose -> connect -> answer -> token -> round trip, clock, server, run -> peers
+name -> address -> connect -> answer -> token -> round trip, clock, server, run -> peers
 """
 
 import datetime
@@ -37,6 +37,7 @@ class Question:
         token: shared secret, b"" for none.
         nodes: how many should meet, 0 if unknown.
         tls: files for TLS; without any, plain TCP.
+        expects_run: whether the absence of the run is a failure while the server has others.
     """
 
     host: str
@@ -45,6 +46,7 @@ class Question:
     token: bytes = field(default=b"", repr=False)
     nodes: int = 0
     tls: TLS = NO_TLS
+    expects_run: bool = False
 
     @classmethod
     def each(cls, endpoint: str, *rest: Any) -> "list[Question]":
@@ -65,7 +67,7 @@ def examine(question: Question, probe: Probe) -> Iterator[Finding]:
         return
     own, addresses = probe.own(), addresses_of(infos)
     loopback = all(_is_loopback(address) for address in addresses)
-    yield findings.whose(addresses, own, question.nodes, loopback)
+    yield findings.address(addresses, own, question.nodes, loopback)
     tried = [probe.connect(info) for info in infos]
     yield findings.reached([place for place, _ in tried], own)
     for _, sock in tried:
@@ -146,7 +148,7 @@ def _within(question: Question, probe: Probe, connection: ServerConnection) -> I
         yield Finding("server", Verdict.FAIL, str(error), "look at the server's log")
         return
     if report is not None:
-        yield findings.run_state(run_status(report), server)
+        yield findings.run_state(run_status(report), server, question.expects_run)
         yield findings.peers(probe.peers(ports(report)))
 
 

@@ -109,7 +109,7 @@ def names(host: str, addresses: Sequence[str], error: str, seconds: float) -> Fi
     return Finding("name", Verdict.FAIL, f"{host} does not resolve: {error}", remedy)
 
 
-def whose(addresses: Sequence[str], own: Sequence[str], nodes: int, loopback: bool) -> Finding:
+def address(addresses: Sequence[str], own: Sequence[str], nodes: int, loopback: bool) -> Finding:
     """Judge whether the endpoint belongs to this machine, and whether others can reach it."""
     mine = [a for a in addresses if a in own]
     if loopback and nodes > 1:
@@ -118,12 +118,12 @@ def whose(addresses: Sequence[str], own: Sequence[str], nodes: int, loopback: bo
             "on each machine, loopback is that machine itself: give all nodes an address of the "
             f"machine that runs the server ({', '.join(_outer(own)) or 'here: only loopback'})"
         )
-        return Finding("whose", Verdict.WARN, text, remedy)
+        return Finding("address", Verdict.WARN, text, remedy)
     if mine:
-        text = f"{', '.join(mine)}: this machine, which runs the server"
-        return Finding("whose", Verdict.OK, text)
+        text = f"{', '.join(mine)}: an address of this machine"
+        return Finding("address", Verdict.OK, text)
     text = f"another machine (this one has {', '.join(_outer(own)) or 'only loopback'})"
-    return Finding("whose", Verdict.OK, text)
+    return Finding("address", Verdict.OK, text)
 
 
 def _outer(own: Sequence[str]) -> list[str]:
@@ -292,8 +292,15 @@ def load(server: ServerStatus) -> Finding:
     return Finding("server", Verdict.OK, text)
 
 
-def run_state(run: RunStatus, server: ServerStatus | None = None) -> Finding:
-    """Judge the run itself; `server` is its server's status, if known."""
+def run_state(
+    run: RunStatus, server: ServerStatus | None = None, expected: bool = False
+) -> Finding:
+    """Judge the run itself.
+
+    Args:
+        server: its server's status, if known.
+        expected: whether its absence is a failure while the server has other runs.
+    """
     missing = f"; missing: {', '.join(run.missing[:5])}" if run.missing else ""
     text = f"{run.reason}{missing}"
     if run.phase == "closed":
@@ -301,7 +308,9 @@ def run_state(run: RunStatus, server: ServerStatus | None = None) -> Finding:
         return Finding("run", Verdict.FAIL, text, remedy)
     if not run.is_there:
         remedy = "nodes meet only with the same --run-id and endpoint: compare them on all nodes"
-        return Finding("run", Verdict.NOTE, no_such_run(run, server), remedy)
+        others = server is not None and server.run_count > 0
+        verdict = Verdict.FAIL if expected and others else Verdict.NOTE
+        return Finding("run", verdict, no_such_run(run, server), remedy)
     return Finding("run", Verdict.OK if run.phase == "sealed" else Verdict.NOTE, text)
 
 
@@ -323,7 +332,9 @@ def peers(places: Sequence[tuple[str, Attempt]]) -> Finding:
         text = f"cannot reach {', '.join((silent + lost)[:5])}"
         return Finding("peers", Verdict.WARN, text, remedy)
     listening = sum(at.code == 0 for _, at in places)
-    text = f"all {len(places)} hosts answer; workers listen on {listening} of their ports"
+    hosts = f"{len(places)} host{'s' if len(places) > 1 else ''} reachable"
+    ports = f"worker ports open: {listening}" if listening else "no worker port open yet"
+    text = f"{hosts}; {ports}"
     return Finding("peers", Verdict.OK, text)
 
 

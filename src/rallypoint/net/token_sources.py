@@ -100,8 +100,9 @@ def weaknesses(token: bytes, exposed: bool) -> list[str]:
             )
     short = sum(len(key.secret) < SHORT_BYTES for key in parse(token) if key.scope != "worker")
     if exposed and short:
+        have = "has" if short == 1 else "have"
         found.append(
-            f"{short} of the tokens have fewer than {SHORT_BYTES} characters and can be guessed "
+            f"{short} of the tokens {have} fewer than {SHORT_BYTES} characters and can be guessed "
             "by whoever reaches the server: make them with `openssl rand -hex 16`"
         )
     return found

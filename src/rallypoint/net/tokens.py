@@ -116,7 +116,7 @@ def _key(line: bytes, where: str) -> Key:
             raise ParameterError(f"{where}: a scope without its secret; write SCOPE SECRET")
         if len(line.split()) > 1:
             raise ParameterError(
-                f"{where}: several words, of which the first is no scope; write SCOPE SECRET, "
+                f"{where}: the first of several words is not a scope; write SCOPE SECRET, "
                 "where SCOPE is admin, all, read or run:ID, or one secret without spaces"
             )
         return Key(line, "admin", None, key_id(line))

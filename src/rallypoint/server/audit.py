@@ -58,9 +58,12 @@ def recorded(event: T, run_id: str, who: str, peer: str) -> T:
     by = f"{event.by} ({who}, {host})" if who else event.by
     whom = "" if isinstance(event, Close) else f" {_named(event)!r}"
     why = "" if isinstance(event, Admit) else event.why
+    reason = repr(why) if why else "no reason"
     name = type(event).__name__.lower()
     token = who or "no token"
-    logger.info("%s%s of run %r by %r (%s, %s): %r", name, whom, run_id, event.by, token, peer, why)
+    logger.info(
+        "%s%s of run %r by %r (%s, %s): %s", name, whom, run_id, event.by, token, peer, reason
+    )
     if isinstance(event, Notify):  # it has no time of its own
         return msgspec.structs.replace(event, by=by)
     return msgspec.structs.replace(event, by=by, at=now_text())

@@ -181,7 +181,7 @@ function drawFacts(run) {
   }
   for (const notice of run.notices) facts.push(["will leave", `${notice.node}: ${notice.why}${notice.remaining_seconds === null ? "" : `, in ${duration(notice.remaining_seconds)}`} (by ${notice.by})`]);
   for (const out of run.exclusions) facts.push(["excluded", `${out.aspect} ${out.name}: ${out.why} (by ${out.by}${out.remaining_seconds === null ? "" : `, ${duration(out.remaining_seconds)} more`})`]);
-  if (run.shut_out.length) facts.push(["last refused", run.shut_out[0].why]);
+  if (run.shut_out.length) facts.push(["last lost", run.shut_out[0].why]);
   const parts = facts.flatMap(([name, value]) => [make("div", {}, make("dt", {}, name), make("dd", {}, value))]);
   $("facts").replaceChildren(...parts);
 }
