@@ -1,6 +1,6 @@
 """Options of `rallypoint run` from the variables of a Kubernetes pod. PURE.
 
-The first of these that is present counts:
+Reads the first of these that is set:
 
 * LeaderWorkerSet: LWS_LEADER_ADDRESS, LWS_GROUP_SIZE, LWS_WORKER_INDEX, set by it;
 * Kubeflow's trainers: PET_MASTER_ADDR, PET_MASTER_PORT, PET_NODE_RANK, set by them (the

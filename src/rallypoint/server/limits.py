@@ -20,7 +20,8 @@ STALLED_SECONDS = 5.0
 SLOWEST_BYTES_A_SECOND = 64 << 10
 STALLED = p.Goodbye(
     p.GOODBYE_BUSY,
-    "a long message hardly came on while others waited for room (arriving_limit); try again",
+    "a large message arrived too slowly while others waited for buffer space (arriving_limit); try "
+    "again",
 )
 _HTTP_STARTS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PATC", b"DELE")
 _HTTP_ANSWER = (
