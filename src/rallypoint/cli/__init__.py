@@ -57,9 +57,10 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            if error.ctx is not None:
-                error.possibilities = _near_options(error.option_name, error.ctx.command)
-            raise
+            if error.ctx is None:
+                raise
+            near = _near_options(error.option_name, error.ctx.command)
+            raise click.NoSuchOption(error.option_name, error.message, near, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any."""
