@@ -67,7 +67,7 @@ PURE = [
     "net/protocol.py",
     "net/tokens.py",
     "rendezvous/client/session.py",
-    "rendezvous/client/timing.py",
+    "rendezvous/timing.py",
     "rendezvous/reports/*.py",
     "rendezvous/view.py",
     "rendezvous/wire.py",
@@ -137,7 +137,7 @@ def imported_parts(path: Path) -> set[str]:
     parts = set()
     for name in imported(path):
         top, _, rest = name.partition(".")
-        if top == "rallypoint" and rest != "__version__":
+        if top == "rallypoint":
             parts.add(part_of(rest) if rest else "__init__")
     return parts
 

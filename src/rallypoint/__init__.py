@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.hosting import in_process
+from rallypoint.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rallypoint import worker as worker
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from rallypoint.store.memory import MemoryStore as MemoryStore
     from rallypoint.store.prefix import PrefixStore as PrefixStore
     from rallypoint.store.tcp import TCPStore as TCPStore
-
-__version__ = "0.1.0"
 
 # Listed twice: type checkers follow import statements only, and these must not run (test_init).
 _MODULES = {

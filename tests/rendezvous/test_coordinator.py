@@ -59,7 +59,7 @@ class Place:
         if isinstance(coordinator, HostedCoordinator):
             self._patch.setattr(coordinator._session, "receive", _fail)
         elif isinstance(coordinator, ServerlessCoordinator):
-            self._patch.setattr(coordinator._host, "step", _fail)
+            self._patch.setattr(coordinator._loop, "step", _fail)
 
     def end(self) -> None:
         for each in self._made:

@@ -15,7 +15,7 @@ from rallypoint.engines.contract import Engine
 from rallypoint.engines.election import Election
 from rallypoint.net.listener import listen
 from rallypoint.server.ha.failover import Failover, FailoverConfig
-from rallypoint.server.journal.engine import OFFICE
+from rallypoint.server.journal.engine import ELECTION
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server, endpoint_of
 from rallypoint.testing.fakes import MemoryEngine
@@ -34,7 +34,7 @@ class MemoryState(FailoverConfig):
         return self.shared.clone()
 
     def election(self) -> Election:
-        return Election(self.shared.clone(), OFFICE, self.lease, time.monotonic)
+        return Election(self.shared.clone(), ELECTION, self.lease, time.monotonic)
 
 
 class InTurn:
@@ -102,7 +102,7 @@ class InTurn:
 
     def oust(self) -> None:
         """Take the office away from whoever has it."""
-        key, engine = f"leader/{OFFICE}", self.state.engine()
+        key, engine = f"leader/{ELECTION}", self.state.engine()
         seen = engine.read([key], Deadline(1))[key]
         assert engine.commit({key: seen}, {key: None}, Deadline(1)).done
 

@@ -15,7 +15,7 @@ from collections import deque
 
 from rallypoint.agent.config import AgentConfig
 from rallypoint.agent.health_server import HealthServer
-from rallypoint.agent.join.departures import Departures
+from rallypoint.agent.join.coordinator_reports import CoordinatorReports
 from rallypoint.agent.join.handlers import AgentHandler, SealedRound
 from rallypoint.agent.join.joining import HealthCheck, Joiner
 from rallypoint.agent.policy import decisions, events, exit_codes
@@ -52,7 +52,7 @@ class Agent:
         self._round: SealedRound | None = None
         self._failures: list[Failure] = []
         self._stopping: events.Event | None = None  # the signal that stops the workers
-        self._departures = Departures(handler, config.close_seconds)
+        self._reports = CoordinatorReports(handler, config.close_seconds)
 
     def run(self) -> int:
         """Take part until the run ends or this node leaves; return the exit code."""
@@ -81,7 +81,7 @@ class Agent:
             return exit_codes.EXIT_FAILED
         finally:
             unwatch()
-            self._departures.leave("its agent ends")
+            self._reports.leave("its agent ends")
 
     def _make_joiner(self) -> Joiner:
         config, watch = self._config, self._config.supervision
@@ -116,7 +116,7 @@ class Agent:
         elif number.name == plan.preempt:
             self._inbox.put(events.PreemptSignal(number.name, number))
         else:
-            self._departures.interrupt()
+            self._reports.interrupt()
             self._inbox.put(events.Signal(number.name, number))
 
     # -- the loop ---------------------------------------------------------------------
@@ -170,9 +170,9 @@ class Agent:
             case events.ReportFailure(failure=failure):
                 self._report_failure(failure)
             case events.Finish():
-                self._departures.finish()
+                self._reports.finish()
             case events.Leave(why=why):
-                self._departures.leave(why)
+                self._reports.leave(why)
             case events.GiveNotice(why=why, seconds=seconds):
                 self._give_notice(why, seconds)
             case events.AskToSave():
@@ -202,9 +202,9 @@ class Agent:
         self._failures.append(failure)
         say(f"a worker of this node failed: {failure.label}")
         gone = self._config.alone and not self._handler.view().connected
-        told = not gone and self._departures.fail(failure)
+        told = not gone and self._reports.fail(failure)
         if self._config.alone and not told:
-            self._departures.give_up()
+            self._reports.give_up()
             text = "a worker failed, and the server could not be notified"
             self._inbox.put(events.AgentFailed(text))
 

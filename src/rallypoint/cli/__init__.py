@@ -80,10 +80,10 @@ def _near_options(name: str, command: click.Command) -> list[str]:
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from rallypoint import __version__, version
+    from rallypoint import version
 
     commit = version.revision()
-    click.echo(f"rallypoint {__version__}{f' ({commit})' if commit else ''}")
+    click.echo(f"rallypoint {version.__version__}{f' ({commit})' if commit else ''}")
     ctx.exit()
 
 

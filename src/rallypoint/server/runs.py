@@ -50,8 +50,7 @@ from rallypoint.core.state import (
     find,
 )
 from rallypoint.net import protocol as p
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing, wire
 from rallypoint.rendezvous.coordinator import Report
 from rallypoint.rendezvous.reports.history import History, Noted
 from rallypoint.rendezvous.reports.report import brief_report, report_of

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from rallypoint import __version__
 from rallypoint.core.state import RunState
 from rallypoint.net import protocol as p
 from rallypoint.net.listener import BACKLOG
@@ -34,6 +33,7 @@ from rallypoint.server.runs import RunHost
 from rallypoint.server.status import Counters, newest_runs, run_line
 from rallypoint.server.store_host import StoreHost
 from rallypoint.server.tls import ServerTLS, TLSLayer
+from rallypoint.version import __version__
 
 if TYPE_CHECKING:
     from rallypoint.server.journal.persistence import Persistence

@@ -27,8 +27,7 @@ from rallypoint.errors import (
     StoreConnectionError,
 )
 from rallypoint.net import protocol as p
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing, wire
 from rallypoint.rendezvous.client.session import Request, Session, Withdrawn, join_error
 from rallypoint.rendezvous.view import NodeMessage, Seated, View
 

@@ -179,7 +179,7 @@ def test_node_that_was_parked_rejoins_with_its_full_timeout(
     cluster, clock = Cluster(2, 2, max_restarts=None), ManualClock()
     parked, waits, limits = threading.Event(), threading.Event(), list[float]()
     cluster.add("a", "c", "b")
-    spare, changed = cluster.nodes["b"], cluster.nodes["b"]._host.changed
+    spare, changed = cluster.nodes["b"], cluster.nodes["b"]._loop.changed
     wait = changed.wait_for
 
     def wait_for(predicate: Callable[[], bool], timeout: float) -> bool:
@@ -318,7 +318,7 @@ def test_user_text_is_one_clean_line() -> None:
 def test_node_that_reopens_a_run_is_in_it() -> None:
     cluster = Cluster(least=1, most=1)
     cluster.add("a")
-    a, host = cluster.nodes["a"], cluster.nodes["a"]._host
+    a, host = cluster.nodes["a"], cluster.nodes["a"]._loop
     a.close("enough", Deadline(5))
     cluster.run(1)
     forget = host.forget
@@ -517,7 +517,7 @@ def joining(*handlers: DynamicRendezvousHandler) -> Iterator[Callable[[], list[A
 def stop_silently(handler: DynamicRendezvousHandler) -> None:
     coordinator = handler._coordinator
     assert isinstance(coordinator, ServerlessCoordinator)
-    coordinator._host.halt()
+    coordinator._loop.halt()
 
 
 def test_main_job(handlers: Handlers) -> None:

@@ -26,7 +26,7 @@ from rallypoint.errors import (
     StoreValueError,
 )
 from rallypoint.server.journal.contract import Journal, Opened
-from rallypoint.server.journal.engine import LOG, OFFICE, EngineJournal
+from rallypoint.server.journal.engine import ELECTION, LOG, EngineJournal
 from rallypoint.testing.fakes import ManualClock, MemoryEngine
 from rallypoint.testing.journal_suite import JournalSuite
 from rallypoint.testing.store_handles import in_thread
@@ -67,7 +67,7 @@ class StandingJournal(EngineJournal):
 
 
 def journal_on(engine: Engine, name: str = "a", clock: Any = time.monotonic) -> EngineJournal:
-    election = Election(engine, OFFICE, LEASE, clock)
+    election = Election(engine, ELECTION, LEASE, clock)
     return StandingJournal(engine, election, Leader(name, f"{name}:1"))
 
 
@@ -79,7 +79,7 @@ class _OnEngine(JournalSuite):
         return journal_on(self.engine.clone())
 
     def oust(self, journal: Journal) -> None:
-        key = f"leader/{OFFICE}"
+        key = f"leader/{ELECTION}"
         seen = self.engine.read([key], within())[key]
         assert self.engine.commit({key: seen}, {key: None}, within()).done
 
@@ -172,7 +172,7 @@ def test_paused_leader_changes_nothing() -> None:
 
 
 def test_closed_journal_keeps_its_term(engine: Counting) -> None:
-    election = Election(engine, OFFICE, LEASE, time.monotonic)
+    election = Election(engine, ELECTION, LEASE, time.monotonic)
     term = election.try_to_lead(Leader("a", "a:1"), within())
     assert term is not None
     journal = EngineJournal(engine, election, term)
@@ -230,7 +230,7 @@ def test_close_ends_a_blocked_call() -> None:
 
     waiting, go_on = threading.Semaphore(0), threading.Semaphore(0)
     engine = Away()
-    election = Election(engine, OFFICE, LEASE, time.monotonic)
+    election = Election(engine, ELECTION, LEASE, time.monotonic)
     term = election.try_to_lead(Leader("a", "a:1"), within())
     assert term is not None
     journal = EngineJournal(engine, election, term)
@@ -247,7 +247,7 @@ def test_close_ends_a_blocked_call() -> None:
 def test_commit_uses_the_journals_own_client(engine: Counting) -> None:
     """The election's client has limits that are too short for large values."""
     quick = engine.clone()
-    election = Election(quick, OFFICE, LEASE, time.monotonic)
+    election = Election(quick, ELECTION, LEASE, time.monotonic)
     term = election.try_to_lead(Leader("a", "a:1"), within())
     assert term is not None
     own = Counting()

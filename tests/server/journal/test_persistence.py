@@ -28,7 +28,7 @@ from rallypoint.net import protocol as p
 from rallypoint.net.connection import ConnectionConfig, open_connection
 from rallypoint.net.listener import listen
 from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client.timing import absence_seconds
+from rallypoint.rendezvous.timing import absence_seconds
 from rallypoint.rendezvous.view import Seated
 from rallypoint.server import server as module
 from rallypoint.server.journal.persistence import HELD_BYTES, Persistence

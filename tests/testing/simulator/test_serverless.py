@@ -8,7 +8,7 @@ from tests.testing.simulator.test_world import a_serverless_world, a_world, roun
 from rallypoint.core.state import Settings
 from rallypoint.deadline import Deadline
 from rallypoint.errors import RendezvousConnectionError
-from rallypoint.rendezvous.serverless.host import ServerlessHost
+from rallypoint.rendezvous.serverless.node_loop import NodeLoop
 from rallypoint.testing.simulator import Fault, Kind, Plan
 from rallypoint.testing.simulator.context import Violation
 from rallypoint.testing.simulator.serverless import (
@@ -62,13 +62,13 @@ def test_stopped_node_finishes_its_call_before_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Made within it, it would wait for its turn: in real time, for the only thread there is."""
-    whole = ServerlessHost._turn
+    whole = NodeLoop._turn
 
-    def turn(host: ServerlessHost, deadline: Deadline) -> AbstractContextManager[None]:
+    def turn(host: NodeLoop, deadline: Deadline) -> AbstractContextManager[None]:
         assert not host._turn_lock.locked(), "this call waits in real time"
         return whole(host, deadline)
 
-    monkeypatch.setattr(ServerlessHost, "_turn", turn)
+    monkeypatch.setattr(NodeLoop, "_turn", turn)
     world = a_world(shared=True)
     with world.watched():
         world.start()

@@ -46,8 +46,7 @@ from rallypoint.errors import (
 )
 from rallypoint.net import protocol as p
 from rallypoint.net.handshake import goodbye_error
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing, wire
 from rallypoint.rendezvous.view import NodeMessage, View, fold, known_round
 
 _decoder = msgspec.msgpack.Decoder(wire.ServerBody)

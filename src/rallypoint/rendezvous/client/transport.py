@@ -35,8 +35,7 @@ from rallypoint.net import protocol as p
 from rallypoint.net.connection import ClientConnection, ConnectionConfig, open_connection
 from rallypoint.net.dialer import CancellableDeadline
 from rallypoint.net.handshake import StandbyError
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing, wire
 from rallypoint.rendezvous.client.reactor import Reactor, reactor
 from rallypoint.rendezvous.client.session import Request, Session
 from rallypoint.rendezvous.coordinator import Watcher
@@ -76,7 +75,7 @@ class Transport:
         self._switch = threading.Lock()
         self._link: ClientConnection | None = None
         self._ready = False  # requests go out now; else the greetings make up for them
-        self._away = True  # nobody reads: not connected yet, or not any more
+        self._disconnected = True  # nobody reads: not connected yet, or not any more
         self._watched = False
         self._reactor: Reactor | None = None
         self._returning: threading.Thread | None = None
@@ -112,7 +111,7 @@ class Transport:
         finally:
             self._starting.release()
         if not reads:
-            self._rest()
+            self._give_to_reactor()
 
     def _open(self, deadline: Deadline) -> None:
         self._attempt = CancellableDeadline(deadline.remaining())
@@ -126,10 +125,10 @@ class Transport:
                 f"run {self.target.run!r}: {error} (join={deadline.timeout:g} s)"
             ) from error
         with self._sending:
-            in_use = self._use(link)
+            in_use = self._adopt(link)
         if not in_use:
             self._refuse_if_over()
-        self._away = False
+        self._disconnected = False
         self._reactor = reactor()
         self._heartbeat_at = time.monotonic() + self.session.heartbeat_seconds
         self.update(Session.connected)
@@ -237,7 +236,7 @@ class Transport:
         if self._pid != os.getpid():
             self._refuse_if_over()
         deadline = Deadline(timeout)
-        link = self._borrow()
+        link = self._take_reading()
         try:
             if request:
                 self.send(request)
@@ -247,7 +246,7 @@ class Transport:
             if link is not None:
                 self._reader = 0
                 self._reading.release()
-                self._rest()
+                self._give_to_reactor()
         with self.changed:
             return self.changed.wait_for(done, deadline.remaining())
 
@@ -269,20 +268,20 @@ class Transport:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def _rest(self) -> None:
+    def _give_to_reactor(self) -> None:
         """Let the reactor read from now on."""
         with self._switch:
-            if self._watched or self._away or self._link is None or self._reactor is None:
+            if self._watched or self._disconnected or self._link is None or self._reactor is None:
                 return
             self._reactor.watch(self._link.sock, self)
             self._watched = True
 
-    def _borrow(self) -> ClientConnection | None:
+    def _take_reading(self) -> ClientConnection | None:
         """Take the reading from the reactor; None if another thread reads, or nobody can."""
         if not self._reading.acquire(blocking=False):
             return None
         with self._switch:
-            if self._link is not None and not self._away:
+            if self._link is not None and not self._disconnected:
                 self._unwatch()
                 self._reader = threading.get_ident()
                 return self._link
@@ -335,7 +334,7 @@ class Transport:
         try:
             self._reader = threading.get_ident()
             link = self._link
-            if link is not None and not self._away:
+            if link is not None and not self._disconnected:
                 try:
                     self._receive(link.receive_some())
                 except StoreConnectionError as error:
@@ -353,7 +352,7 @@ class Transport:
         link, silent = self._link, now - self._heard_at
         if self._stopping.is_set():
             return None
-        if link is None or self._away:
+        if link is None or self._disconnected:
             return self._heartbeat_at
         frame = self.session.heartbeat(silent, late)
         if frame is None:
@@ -369,7 +368,7 @@ class Transport:
             finally:
                 self._sending.release()
         if not self._reading.locked():
-            self._rest()
+            self._give_to_reactor()
         return self._heartbeat_at
 
     def failed(self, error: BaseException) -> None:
@@ -384,10 +383,10 @@ class Transport:
         """Reconnect in a thread that ends once that is done; once for each connection."""
         link.interrupt()  # threads that read or send in it return
         with self._switch:
-            if link is not self._link or self._away or self._stopping.is_set():
+            if link is not self._link or self._disconnected or self._stopping.is_set():
                 return
             self._unwatch()
-            self._ready, self._away = False, True
+            self._ready, self._disconnected = False, True
             returning = threading.Thread(
                 target=self._return, args=(error,), name="rallypoint-session", daemon=True
             )
@@ -410,7 +409,7 @@ class Transport:
             try:
                 link = open_connection(self.target, self._attempt, once=True)
                 with self._sending:
-                    if not self._use(link):
+                    if not self._adopt(link):
                         return
                     with self.changed:
                         greetings = self.session.greetings()
@@ -424,13 +423,13 @@ class Transport:
                 standby = isinstance(failure, StandbyError)
                 self._stopping.wait(self.session.retry_seconds(standby, jitter))
                 continue
-            self._away = False
+            self._disconnected = False
             self.update(Session.connected)
             logger.warning("reconnected to %s", self.target.where)
-            self._rest()
+            self._give_to_reactor()
             return
 
-    def _use(self, link: ClientConnection) -> bool:
+    def _adopt(self, link: ClientConnection) -> bool:
         """Make `link` the current connection.
 
         `_sending` is held, so nothing comes before the greetings.
@@ -439,7 +438,7 @@ class Transport:
             before, self._link = self._link, None if self._stopping.is_set() else link
             self._ready = self._link is not None
         if before is not None:
-            self._free(before)
+            self._close_when_unread(before)
         if self._link is None:
             link.close()
             return False
@@ -447,7 +446,7 @@ class Transport:
         self.local_address = link.sock.getsockname()[0].split("%")[0]
         return True
 
-    def _free(self, link: ClientConnection) -> None:
+    def _close_when_unread(self, link: ClientConnection) -> None:
         """Close a connection once no thread reads in it: its descriptor may be used again."""
         mine = self._reader == threading.get_ident()
         read = not mine and self._reading.acquire(timeout=STOP_SECONDS)
@@ -459,9 +458,9 @@ class Transport:
         with self._sending:
             with self._switch:
                 self._unwatch()
-                link, self._link, self._ready, self._away = self._link, None, False, True
+                link, self._link, self._ready, self._disconnected = self._link, None, False, True
             if link is not None:
                 with contextlib.suppress(StoreConnectionError):  # closed already
                     link.send(_BYE)
                 link.interrupt()
-                self._free(link)
+                self._close_when_unread(link)

@@ -1,7 +1,7 @@
 """The coordinator without a server: every node runs the core.
 
 Each request reads the state from a `RendezvousBackend`, advances it, and writes it back with
-compare-and-set (`cas_loop`). A thread (`host`) sends heartbeats and watches for changes.
+compare-and-set (`cas_loop`). A thread (`node_loop`) sends heartbeats and watches for changes.
 
 For small jobs: each node writes every third of the lease and all others read each write, so the
 traffic grows with the square of the number of nodes.
@@ -53,9 +53,9 @@ from rallypoint.rendezvous.join_timeout import wait_for_seat
 from rallypoint.rendezvous.reports.report import report_of
 from rallypoint.rendezvous.serverless.backends.contract import RendezvousBackend
 from rallypoint.rendezvous.serverless.cas_loop import Pause, pause
-from rallypoint.rendezvous.serverless.failure_detector import BEATS_PER_LEASE
-from rallypoint.rendezvous.serverless.host import ServerlessHost
+from rallypoint.rendezvous.serverless.node_loop import NodeLoop
 from rallypoint.rendezvous.settings import RendezvousSettings
+from rallypoint.rendezvous.timing import HEARTBEATS_PER_LEASE
 from rallypoint.rendezvous.view import View, run_closed, seat_of
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
@@ -97,7 +97,7 @@ class ServerlessCoordinator(Coordinator):
         self._label = f"a node that has not joined (pid {os.getpid()})"
         where = f"backend {backend.name} ({_unwrapped(store)!r})"
         lease = settings.lease.total_seconds()
-        self._host = ServerlessHost(backend, settings.run_id, where, lease, clock, pause)
+        self._loop = NodeLoop(backend, settings.run_id, where, lease, clock, pause)
 
     # -- joining --------------------------------------------------------------------------
 
@@ -106,12 +106,12 @@ class ServerlessCoordinator(Coordinator):
     ) -> Assignment:
         self.ask_to_join(node, settings, deadline, why, new_incarnation)
         if self._threaded:
-            self._host.start()
+            self._loop.start()
         while True:
-            with self._host.changed:
+            with self._loop.changed:
                 left = wait_for_seat(
-                    self._host.changed.wait_for,
-                    lambda: self._host.view,
+                    self._loop.changed.wait_for,
+                    lambda: self._loop.view,
                     self._is_decided,
                     deadline,
                 )
@@ -128,15 +128,15 @@ class ServerlessCoordinator(Coordinator):
         self, node: Node, settings: Settings, deadline: Deadline, why: str, new_incarnation: bool
     ) -> None:
         """Ask for the next round without waiting for it; `outcome` returns the result."""
-        host = self._host
-        same = host.node is not None and host.node.id == node.id
-        shut_out = host.view.fenced is not None
-        if not same or shut_out or (new_incarnation and host.view.closed is not None):
-            host.forget()
+        loop = self._loop
+        same = loop.node is not None and loop.node.id == node.id
+        shut_out = loop.view.fenced is not None
+        if not same or shut_out or (new_incarnation and loop.view.closed is not None):
+            loop.forget()
         self._label = node.label
-        incarnation, after = host.known
+        incarnation, after = loop.known
         request = Join(node, settings, incarnation, after, why, new_incarnation)
-        step = host.ask(lambda _: [request], deadline, joining=node)
+        step = loop.ask(lambda _: [request], deadline, joining=node)
         self._check(step, node.id)
 
     def outcome(self) -> Assignment | None:
@@ -144,20 +144,20 @@ class ServerlessCoordinator(Coordinator):
 
         Raises as `join` does.
         """
-        self._host.raise_error()
-        view = self._host.view
+        self._loop.raise_error()
+        view = self._loop.view
         if view.closed is not None:
             raise _closed_error(self._run_id, view.closed)
         if view.fenced is not None:
             self._raise_refused(view.fenced)
-        if self._host.node is None:
+        if self._loop.node is None:
             raise RendezvousStateError(f"run {self._run_id!r}: this node left while it was joining")
         return None if view.opened else view.assignment
 
     def _is_decided(self) -> bool:
-        view = self._host.view
+        view = self._loop.view
         told_so_far = (view.assignment, view.opened, view.closed, view.fenced, view.error)
-        left = self._host.node is None
+        left = self._loop.node is None
         return left or any(each is not None for each in told_so_far)
 
     def _give_up(self, node: Node, deadline: Deadline) -> Assignment:
@@ -168,75 +168,75 @@ class ServerlessCoordinator(Coordinator):
             why = f"it gave up after waiting {deadline.timeout:g} s"
             return [] if seats[0] else [Leave(node.id, why)]
 
-        before = self._host.state
-        step = self._host.ask(withdraw, self._close_deadline())
+        before = self._loop.state
+        step = self._loop.ask(withdraw, self._close_deadline())
         if seats[0] is not None:  # sealed at the last moment
             return seats[0]
         if (closed := run_closed(step.state)) is not None:
             raise _closed_error(self._run_id, closed)
-        self._host.forget()
+        self._loop.forget()
         text = "the run's state was never seen" if before is None else explain.describe(before)
         missing = () if before is None else explain.missing(before)
         raise RendezvousTimeoutError(
             f"run {self._run_id!r}: no round was complete within {deadline.timeout:g} s "
-            f"(join_timeout) at {self._host.where}: {text}"
+            f"(join_timeout) at {self._loop.where}: {text}"
             + (f"; missing: {', '.join(missing)}" if missing else "")
         )
 
     # -- other requests -------------------------------------------------------------------
 
     def leave(self, why: str, deadline: Deadline) -> None:
-        node = self._host.node
+        node = self._loop.node
         if node is not None:
-            self._host.ask(lambda _: [Leave(node.id, why)], deadline, leaving=True)
+            self._loop.ask(lambda _: [Leave(node.id, why)], deadline, leaving=True)
 
     def finish(self, deadline: Deadline) -> None:
         node, seat = self._seated("finish")
         event = Finish(node.id, seat.incarnation, seat.round, now_text())
-        self._check(self._host.ask(lambda _: [event], deadline), node.id)
+        self._check(self._loop.ask(lambda _: [event], deadline), node.id)
 
     def fail(self, failure: Failure, deadline: Deadline) -> None:
         node, seat = self._seated("fail")
         event = Fail(node.id, seat.incarnation, seat.round, failure)
-        self._check(self._host.ask(lambda _: [event], deadline), node.id)
+        self._check(self._loop.ask(lambda _: [event], deadline), node.id)
 
     def close(self, why: str, deadline: Deadline) -> None:
         seat = self.view().assignment
         known = seat.incarnation if seat else 0
-        self._host.ask(lambda _: [Close(self._label, why, now_text(), known)], deadline)
+        self._loop.ask(lambda _: [Close(self._label, why, now_text(), known)], deadline)
 
     def notice(self, why: str, seconds: float | None, deadline: Deadline) -> None:
-        node = self._host.node
+        node = self._loop.node
         if node is None:
             raise RendezvousStateError(f"run {self._run_id!r}: notice: this node has not joined")
-        self._host.ask(lambda _: [Notify(node.id, why, seconds=seconds)], deadline)
+        self._loop.ask(lambda _: [Notify(node.id, why, seconds=seconds)], deadline)
 
     def order(self, event: Order, deadline: Deadline) -> None:
         """Any node that can write the state may do this."""
-        self._host.ask(lambda _: [event], deadline)
+        self._loop.ask(lambda _: [event], deadline)
 
     def heartbeat(self) -> None:
         """Store one heartbeat now."""
-        node = self._host.node
+        node = self._loop.node
         if node is not None:
-            limit = Deadline(self._settings.lease / BEATS_PER_LEASE)
-            self._host.ask(lambda _: [Beat(node.id)], limit)
+            limit = Deadline(self._settings.lease / HEARTBEATS_PER_LEASE)
+            self._loop.ask(lambda _: [Beat(node.id)], limit)
 
     def report(self, deadline: Deadline) -> Report:
         """Return what the run is doing (one read)."""
-        state = self._host.ask(lambda _: [], deadline).state
-        return report_of(state, self._host.where, timers=[(t, None) for t in timers(state)])
+        state = self._loop.ask(lambda _: [], deadline).state
+        return report_of(state, self._loop.where, timers=[(t, None) for t in timers(state)])
 
     # -- what is known ----------------------------------------------------------------------
 
     def participants(self, deadline: Deadline) -> tuple[Node, ...]:
-        return self._host.members  # of the round of the last seat; no request
+        return self._loop.members  # of the round of the last seat; no request
 
     def view(self) -> View:
-        return self._host.view
+        return self._loop.view
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        return self._host.watch(watcher)
+        return self._loop.watch(watcher)
 
     def local_address(self, deadline: Deadline) -> str:
         """The address from which this node reaches the store's server, or a far host."""
@@ -247,21 +247,21 @@ class ServerlessCoordinator(Coordinator):
         return self._store
 
     def step(self) -> float:
-        """Do what the background thread does at each change (see `ServerlessHost.step`)."""
-        return self._host.step()
+        """Do what the background thread does at each change (see `NodeLoop.step`)."""
+        return self._loop.step()
 
     def shutdown(self, deadline: Deadline) -> bool:
         """Leave if joined, stop the thread; True if that went well."""
-        host, well = self._host, True
-        host.halt()
-        leaving = host.node is not None
+        loop, well = self._loop, True
+        loop.halt()
+        leaving = loop.node is not None
         try:
             self.leave("it shut down", deadline)
         except RendezvousError as error:
             well = False
             _log.warning("run %r: leaving at shutdown failed: %s", self._run_id, error)
         if leaving:  # the write wakes the thread; without one it ends after its pause
-            host.wait_for_end(deadline.remaining())
+            loop.wait_for_end(deadline.remaining())
         if self._owns_store:
             self._base_store.close()
         return well
@@ -272,8 +272,8 @@ class ServerlessCoordinator(Coordinator):
         return Deadline(self._settings.timeout.close)
 
     def _seated(self, doing: str) -> tuple[Node, Assignment]:
-        with self._host.changed:
-            node, seat = self._host.node, self._host.view.assignment
+        with self._loop.changed:
+            node, seat = self._loop.node, self._loop.view.assignment
         if node is None or seat is None:
             raise RendezvousStateError(f"run {self._run_id!r}: {doing}: this node is in no round")
         return node, seat
@@ -284,7 +284,7 @@ class ServerlessCoordinator(Coordinator):
                 _log.warning("run %r: %s", self._run_id, send.message.why)
             if isinstance(send.message, Refused) and node in send.to:
                 if send.message.refusal in SHUT_OUT:  # maybe before it knew that it had joined
-                    self._host.shut_out(send.message)
+                    self._loop.shut_out(send.message)
                 self._raise_refused(send.message)
 
     def _raise_refused(self, refused: Refused) -> NoReturn:

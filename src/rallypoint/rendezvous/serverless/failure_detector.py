@@ -18,8 +18,8 @@ from rallypoint.core.events import Beat, Cause, Event, Lost, Timer
 from rallypoint.core.state import PLACES, Closed, Member, NodeId, RunState, find
 from rallypoint.deadline import Clock
 from rallypoint.rendezvous import defaults
+from rallypoint.rendezvous.timing import HEARTBEATS_PER_LEASE
 
-BEATS_PER_LEASE = 3
 _SHORTEST_PAUSE_SECONDS = 0.001
 
 
@@ -73,7 +73,7 @@ class FailureDetector:
             me: this node's id; a node that is no member sends nothing.
         """
         now, lease = self._clock(), lease_seconds(state)
-        beat = lease / BEATS_PER_LEASE
+        beat = lease / HEARTBEATS_PER_LEASE
         if self._looked is not None and now - self._looked > 2 * beat:
             self._heartbeats.clear()
             self._timers.clear()

@@ -36,7 +36,7 @@ from rallypoint.rendezvous import defaults
 from rallypoint.server.connection import Connection
 from rallypoint.server.ha.leadership import RENEWALS, Leadership, LeaderStatus
 from rallypoint.server.journal.contract import Opened
-from rallypoint.server.journal.engine import OFFICE, EngineJournal
+from rallypoint.server.journal.engine import ELECTION, EngineJournal
 from rallypoint.server.journal.persistence import Persistence
 from rallypoint.server.options import Options
 from rallypoint.server.server import Server
@@ -73,7 +73,7 @@ class FailoverConfig:
         """Return a client for the election: one silent host costs no term."""
         limit = self.lease / RENEWALS
         engine = open_engine(with_timeout(self.url, limit, most=limit))
-        return Election(engine, OFFICE, self.lease, since_boot)
+        return Election(engine, ELECTION, self.lease, since_boot)
 
 
 def since_boot() -> float:

@@ -28,7 +28,7 @@ from rallypoint.net.dialer import CancellableDeadline
 from rallypoint.server.journal.contract import Journal, Opened
 from rallypoint.server.journal.log_compaction import Segments, pack, replayed, unpack
 
-OFFICE = "server"
+ELECTION = "server"
 LOG = "server/log/"
 READ_AT_ONCE = 8  # segments; each may be large
 

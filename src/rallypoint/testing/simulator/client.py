@@ -12,7 +12,7 @@ from rallypoint.core.events import Assignment
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
 from rallypoint.net.handshake import ClientHandshake
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing
 from rallypoint.rendezvous.client.session import Request, Session
 from rallypoint.rendezvous.view import View
 from rallypoint.testing.simulator.context import Simulation

@@ -204,7 +204,7 @@ class ServerlessNode(Agent):
             self._failures = 0
         except (RendezvousConnectionError, RendezvousTimeoutError) as error:
             self._failures += 1
-            self.coordinator._host._disconnected(error)
+            self.coordinator._loop._disconnected(error)
             pause = min(2.0, 0.05 * 2.0**self._failures)
         except Killed:
             return

@@ -12,8 +12,7 @@ import msgspec
 
 from rallypoint.errors import StoreConnectionError
 from rallypoint.net import protocol as p
-from rallypoint.rendezvous import wire
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing, wire
 from rallypoint.testing.simulator.client import Client
 from rallypoint.testing.simulator.context import Simulation, Violation
 from rallypoint.testing.simulator.history import UNKNOWN, Call, explain

@@ -16,7 +16,7 @@ LEAVE_SECONDS = 5.0
 SAY_AFTER_SECONDS = 2.0
 
 
-class Departures:
+class CoordinatorReports:
     """One node's failure reports, its finish and its leave.
 
     Args:

@@ -51,7 +51,7 @@ def _cleaned(events: Iterable[Event]) -> list[Event]:
     return [wire.cleaned(event) for event in events]
 
 
-class ServerlessHost:
+class NodeLoop:
     """Runs the core for one node over a backend.
 
     Args:

@@ -4,8 +4,8 @@ import time
 import pytest
 from tests.agent.test_loop import FakeHandler
 
-from rallypoint.agent.join import departures
-from rallypoint.agent.join.departures import Departures
+from rallypoint.agent.join import coordinator_reports
+from rallypoint.agent.join.coordinator_reports import CoordinatorReports
 from rallypoint.core.state import Failure
 from rallypoint.errors import RendezvousConnectionError
 
@@ -35,7 +35,7 @@ def test_each_report_is_sent_once_and_nothing_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     handler = FakeHandler()
-    node = Departures(handler)
+    node = CoordinatorReports(handler)
     node.finish()
     node.leave("done")
     node.leave("again")
@@ -46,8 +46,8 @@ def test_each_report_is_sent_once_and_nothing_is_printed(
 def test_wait_for_an_answer_is_announced_and_limited(
     silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(departures, "SAY_AFTER_SECONDS", 0.01)
-    node = Departures(silent, limit_seconds=0.1)
+    monkeypatch.setattr(coordinator_reports, "SAY_AFTER_SECONDS", 0.01)
+    node = CoordinatorReports(silent, limit_seconds=0.1)
     began = time.monotonic()
     node.finish()
     node.leave("its agent ends")  # no answer before, so no wait now
@@ -59,7 +59,7 @@ def test_wait_for_an_answer_is_announced_and_limited(
 
 
 def test_signal_ends_the_wait(silent: Silent, capsys: pytest.CaptureFixture[str]) -> None:
-    node = Departures(silent, limit_seconds=60.0)
+    node = CoordinatorReports(silent, limit_seconds=60.0)
     node.interrupt()  # a signal before the wait does not end it
     threading.Timer(0.1, node.interrupt).start()
     began = time.monotonic()
@@ -78,23 +78,23 @@ def test_rendezvous_errors_are_printed_and_others_raised(
 
     handler = Refusing()
     handler.finish_error = RendezvousConnectionError("refused")
-    Departures(handler).leave("x")
+    CoordinatorReports(handler).leave("x")
     assert "left without notifying the coordinator: refused" in capsys.readouterr().out
-    Departures(handler).finish()
+    CoordinatorReports(handler).finish()
     assert (
         "the work is done, but the coordinator could not be notified: refused"
         in capsys.readouterr().err
     )
     handler.finish_error = ValueError("a fault of ours")
     with pytest.raises(ValueError, match="a fault of ours"):
-        Departures(handler).finish()
+        CoordinatorReports(handler).finish()
 
 
 def test_unanswered_failure_report_ends_in_time(
     silent: Silent, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(departures, "SAY_AFTER_SECONDS", 0.01)
-    node = Departures(silent, limit_seconds=0.1)
+    monkeypatch.setattr(coordinator_reports, "SAY_AFTER_SECONDS", 0.01)
+    node = CoordinatorReports(silent, limit_seconds=0.1)
     assert not node.fail(FAILURE)
     out, err = capsys.readouterr()
     assert "notifying the coordinator of the failure: no answer yet, up to 0.1 s" in out
@@ -102,4 +102,4 @@ def test_unanswered_failure_report_ends_in_time(
     silent.over.set()
     node.leave("later")  # is sent nevertheless
     assert silent.log == ["leave asked"]
-    assert Departures(FakeHandler()).fail(FAILURE)
+    assert CoordinatorReports(FakeHandler()).fail(FAILURE)

@@ -20,7 +20,7 @@ from rallypoint.rendezvous.serverless.backends.contract import (
     RendezvousBackend,
 )
 from rallypoint.rendezvous.serverless.coordinator import ServerlessCoordinator
-from rallypoint.rendezvous.serverless.host import ServerlessHost
+from rallypoint.rendezvous.serverless.node_loop import NodeLoop
 from rallypoint.rendezvous.settings import RendezvousSettings
 from rallypoint.rendezvous.view import View
 from rallypoint.store.memory import MemoryStore
@@ -93,8 +93,8 @@ def test_shutdown_at_an_outage_says_so() -> None:
     assert not coordinator.shutdown(Deadline(0.3))
 
 
-def alone(clock: ManualClock | None = None) -> ServerlessHost:
-    return ServerlessHost(MemoryRendezvousBackend(), "run", "memory", 9.0, clock or ManualClock())
+def alone(clock: ManualClock | None = None) -> NodeLoop:
+    return NodeLoop(MemoryRendezvousBackend(), "run", "memory", 9.0, clock or ManualClock())
 
 
 def test_watchers_see_each_step_once_and_in_order() -> None:

@@ -1,4 +1,4 @@
-from rallypoint.rendezvous.client import timing
+from rallypoint.rendezvous import timing
 
 
 def test_heartbeats_silence_and_pauses() -> None:
