@@ -127,7 +127,9 @@ def test_join_timeout_during_an_outage_says_what_was_tried(
 
 
 def test_unreachable_server(make: Make, port: int) -> None:
-    with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}.*nobody listens"):
+    with pytest.raises(
+        RendezvousConnectionError, match=f"127.0.0.1:{port}.*no process is listening there"
+    ):
         make(port, join=0.2).next_rendezvous()
 
 

@@ -180,7 +180,7 @@ def test_a_wrong_token_is_an_error_at_once(
 def test_unreachable_server_error_says_what_was_tried(make: Make, port: int) -> None:
     with pytest.raises(RendezvousConnectionError) as caught:
         make(port).start(Deadline(0.2))
-    for words in ("run 'run'", f"127.0.0.1:{port}", "nobody listens", "join=0.2 s"):
+    for words in ("run 'run'", f"127.0.0.1:{port}", "no process is listening there", "join=0.2 s"):
         assert words in str(caught.value)
 
 
