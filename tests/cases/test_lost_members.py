@@ -36,7 +36,7 @@ def cut(_victim: Process, cable: Proxy) -> Callable[[], object]:
 
 
 WAYS = {
-    "kill -9": (kill, GRACE_SECONDS, "it disconnected and did not reconnect"),
+    "kill -9": (kill, GRACE_SECONDS, "its connection closed and it did not reconnect within"),
     "SIGSTOP": (stop, LEASE_SECONDS, "its lease lapsed"),
     "network cut": (cut, LEASE_SECONDS, "its lease lapsed"),
 }

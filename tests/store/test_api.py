@@ -110,8 +110,17 @@ def test_binary_keys(given: str | bytes) -> None:
 
 @pytest.mark.parametrize("given", [b"ab", "ab", bytearray(b"ab"), memoryview(b"ab")])
 def test_values(given: Any) -> None:
-    value = as_value(given)
+    value = as_value(given, "k")
     assert (type(value), value) == (bytes, b"ab")
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, None, [1]])
+def test_values_and_keys_of_other_types_are_refused(wrong: Any) -> None:
+    kind = type(wrong).__name__
+    with pytest.raises(StoreValueError, match=f"the value of key 'k' is of type {kind}"):
+        Recorder([]).set("k", wrong)
+    with pytest.raises(StoreValueError, match=f"of type {kind}; allowed: str or bytes"):
+        Recorder([]).set(wrong, b"")
 
 
 def test_pipeline_sends_one_request() -> None:

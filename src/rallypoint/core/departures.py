@@ -73,7 +73,13 @@ def lost(run: MutableState, e: Lost) -> None:
         return
     if e.cause is Cause.DISCONNECT and place[e.node].connected:
         return  # it reconnected in time
-    lose(run, place[e.node].node, e.cause.value)
+    why = e.cause.value
+    if e.cause is Cause.DISCONNECT and run.settings is not None:
+        grace = run.settings.disconnect_grace_seconds
+        why = (
+            f"its connection closed and it did not reconnect within disconnect_grace ({grace:g} s)"
+        )
+    lose(run, place[e.node].node, why)
 
 
 def lose(run: MutableState, node: Node, why: str, replaced: bool = False) -> None:

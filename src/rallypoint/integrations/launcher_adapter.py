@@ -74,7 +74,7 @@ def core_parameters(
         logger.warning("--rdzv-conf %s: rallypoint has no such setting, and ignores it", name)
     return RendezvousParameters(
         backend="core",
-        endpoint=source.endpoint,
+        endpoint=source.endpoint or "localhost",  # launchers give "" for this machine
         run_id=source.run_id,
         min_nodes=source.min_nodes,
         max_nodes=source.max_nodes,

@@ -283,9 +283,11 @@ def open_connection(
             raise
         except StoreConnectionError as error:
             last = error
-        if not noticed and deadline.elapsed() > NOTICE_SECONDS:
+        left = deadline.remaining()
+        if not noticed and left >= 1.0 and deadline.elapsed() > NOTICE_SECONDS and not once:
             noticed = True
-            logger.warning("%s; trying for %.0f s more", last, deadline.remaining())
+            first = str(last).partition(". ")[0]  # the error at the end says all
+            logger.warning("%s; trying for %.0f s more", first, left)
         if not once:
             pause = wait_before_next(pause, deadline)
         if once or deadline.expired():  # an attempt without time would tell less than the last one

@@ -53,7 +53,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int = DEFAULT_
     """Return host and port of one endpoint.
 
     Args:
-        endpoint: `host`, `host:port`, `[v6]:port`, `[v6]` or a bare IPv6 address; empty:
+        endpoint: `host`, `host:port`, `[v6]:port`, `[v6]` or a bare IPv6 address; None:
             localhost.
         default_port: the port where the endpoint names none.
 
@@ -62,9 +62,11 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int = DEFAULT_
     """
     if endpoint is not None and not isinstance(endpoint, str):
         raise _wrong(endpoint, "not a text")
-    text = (endpoint or "").strip()
-    if not text:
+    if endpoint is None:
         return "localhost", default_port
+    text = endpoint.strip()
+    if not text:
+        raise _wrong(endpoint, "it is empty (perhaps a variable is not set)")
     if "," in text:
         raise _wrong(endpoint, "several endpoints where one is meant")
     if "://" in text:

@@ -43,6 +43,8 @@ CORKED_BYTES = 64 * 1024  # longer answers are not copied to be written with oth
 _CLOSE_SECONDS = 1.0  # for the other side to read our last words
 _handshake_bodies = msgspec.msgpack.Decoder(wire.HandshakeBody)
 _bodies = msgspec.msgpack.Decoder(wire.ClientBody)
+_TAKES_PART = "all, run:ID or admin"
+_LACKS = "it lacks the scope ({}); give a token of the server that has it"
 _ALIVE = p.frame(wire.Beat())
 _header = p.HEADER.unpack_from
 _numbers = itertools.count()
@@ -398,7 +400,9 @@ class Connection(asyncio.Protocol):
 
     def _call(self, call: p.Call) -> None:
         if not self.rights.store:
-            why = f"{self.rights.who} may only look, not use the store"
+            why = (
+                f"{self.rights.who} may only look, not use the store: {_LACKS.format(_TAKES_PART)}"
+            )
             self.send(p.frame(p.Failure(call.id, p.FAIL_DENIED, why)))
         elif self._store is not None and self._hello is not None:
             self._store.call(self._hello.client, call)
@@ -420,22 +424,23 @@ class Connection(asyncio.Protocol):
         elif self.rights.join:
             self._run_of(hello.run).resume(self, body)
         else:
-            self.send(p.frame(wire.Denied(0, self._may_not("take part in a run"))))
+            self.send(p.frame(wire.Denied(0, self._may_not("take part in a run", _TAKES_PART))))
 
     def _run_of(self, run_id: str) -> RunHost:
         if self._run is None:
             self._run = self.server.run(run_id)
         return self._run
 
-    def _may_not(self, what: str) -> str:
-        return f"{self.rights.who} does not allow a client to {what}"
+    def _may_not(self, what: str, scope: str) -> str:
+        return f"{self.rights.who} does not allow a client to {what}: {_LACKS.format(scope)}"
 
     def _ask(self, run_id: str, ask: wire.Ask) -> None:
         server, rights, event = self.server, self.rights, ask.event
         order = audit.order(event, self.node)
         if not (rights.join if order is None else rights.admin):
             what = f"{audit.deed(order)} run {run_id!r}" if order else "take part in a run"
-            self.send(p.frame(wire.Denied(ask.id, self._may_not(what))))
+            scope = "admin" if order else _TAKES_PART
+            self.send(p.frame(wire.Denied(ask.id, self._may_not(what, scope))))
             return
         if problem := wire.problem(event, server.options.text_limit):
             self.close(p.Goodbye(p.GOODBYE_PROTOCOL, problem))

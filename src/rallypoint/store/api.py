@@ -38,9 +38,11 @@ Timeout = float | timedelta | None
 
 
 def as_key(key: Key) -> str:
-    """Return a key as str (StoreValueError: it is not UTF-8)."""
+    """Return a key as str (StoreValueError: it is of another type, or not UTF-8)."""
     if isinstance(key, str) and key.isascii():
         return key
+    if not isinstance(key, (str, bytes, bytearray, memoryview)):
+        raise StoreValueError(f"key {key!r} is of type {type(key).__name__}; allowed: str or bytes")
     try:
         text = key if isinstance(key, str) else bytes(key).decode("utf-8")
         text.encode("utf-8")
@@ -49,11 +51,17 @@ def as_key(key: Key) -> str:
     return text
 
 
-def as_value(value: Value) -> bytes:
-    """Return a value as bytes."""
+def as_value(value: Value, key: Key) -> bytes:
+    """Return a value as bytes (StoreValueError: it is of another type; it names the key)."""
     if isinstance(value, bytes):
         return value
-    return value.encode("utf-8") if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    raise StoreValueError(
+        f"the value of key {key!r} is of type {type(value).__name__}; allowed: bytes or str"
+    )
 
 
 class Store(ABC):
@@ -100,7 +108,7 @@ class Store(ABC):
 
     def set(self, key: Key, value: Value) -> None:
         """Write a value."""
-        self._call(p.Set(as_key(key), as_value(value)), self._timeout_seconds)
+        self._call(p.Set(as_key(key), as_value(value, key)), self._timeout_seconds)
 
     def get(self, key: Key, timeout: Timeout = None) -> bytes:
         """Return the value; wait for the key at most `timeout` seconds (StoreTimeoutError)."""
@@ -127,8 +135,8 @@ class Store(ABC):
         Returns the value afterwards. If the key is missing and `expected` is not empty, nothing
         is written and `expected` is returned, as by torch's stores.
         """
-        wanted = as_value(expected)
-        request = p.CompareSet(as_key(key), wanted, as_value(desired))
+        wanted = as_value(expected, key)
+        request = p.CompareSet(as_key(key), wanted, as_value(desired, key))
         result: bytes | None = self._call(request, self._timeout_seconds)
         return wanted if result is None else result
 
@@ -139,8 +147,8 @@ class Store(ABC):
 
         Returns whether it was written, and the value afterwards (None: no key).
         """
-        wanted = None if expected is None else as_value(expected)
-        request = p.CompareSwap(as_key(key), wanted, as_value(desired))
+        wanted = None if expected is None else as_value(expected, key)
+        request = p.CompareSwap(as_key(key), wanted, as_value(desired, key))
         swapped, current = self._call(request, self._timeout_seconds)
         return swapped, current
 
@@ -150,7 +158,7 @@ class Store(ABC):
 
     def append(self, key: Key, value: Value) -> None:
         """Append to the value, which is empty without the key."""
-        self._call(p.Append(as_key(key), as_value(value)), self._timeout_seconds)
+        self._call(p.Append(as_key(key), as_value(value, key)), self._timeout_seconds)
 
     def watch(self, key: Key, since: int = 0, timeout: Timeout = None) -> tuple[int, bytes | None]:
         """Wait until the version of a key is above `since`; return (version, value or None).
@@ -204,14 +212,14 @@ class Store(ABC):
         """Write all pairs in one step (ParameterError: not as many values as keys)."""
         if len(keys) != len(values):
             raise ParameterError(f"multi_set: {len(keys)} keys but {len(values)} values")
-        pairs = [(as_key(k), as_value(v)) for k, v in zip(keys, values, strict=True)]
+        pairs = [(as_key(k), as_value(v, k)) for k, v in zip(keys, values, strict=True)]
         self._call(p.MultiSet(pairs), self._timeout_seconds)
 
     # -- queues -----------------------------------------------------------------------
 
     def queue_push(self, key: Key, value: Value) -> None:
         """Append a value to a queue."""
-        self._call(p.QueuePush(as_key(key), as_value(value)), self._timeout_seconds)
+        self._call(p.QueuePush(as_key(key), as_value(value, key)), self._timeout_seconds)
 
     def queue_pop(self, key: Key, block: bool = True, timeout: Timeout = None) -> bytes:
         """Remove the first value of a queue and return it.
@@ -259,7 +267,7 @@ class Store(ABC):
             timeout: longest wait in seconds (StoreTimeoutError names the missing ranks).
         """
         limit = self._limit(timeout)
-        request = p.Gather("g:" + as_key(name), n, rank, as_value(value), True, limit)
+        request = p.Gather("g:" + as_key(name), n, rank, as_value(value, name), True, limit)
         result: list[bytes] = self._call(request, limit)
         return result
 
@@ -276,7 +284,7 @@ class Store(ABC):
             timeout: longest wait in seconds (StoreTimeoutError names the missing ranks).
         """
         limit = self._limit(timeout)
-        own = as_value(value) if rank == 0 and value is not None else b""
+        own = as_value(value, name) if rank == 0 and value is not None else b""
         if rank == 0 and value is None:
             raise ParameterError("broadcast: rank 0 must give a value, got None")
         request = p.Gather("c:" + as_key(name), n, rank, own, True, limit, only_first=True)
@@ -314,7 +322,7 @@ class Pipeline:
 
     def set(self, key: Key, value: Value) -> Self:
         """Add a `set`."""
-        return self._add(p.Set(as_key(key), as_value(value)))
+        return self._add(p.Set(as_key(key), as_value(value, key)))
 
     def get_nowait(self, key: Key) -> Self:
         """Add a `get_nowait`; its result is the value or None."""
@@ -326,7 +334,7 @@ class Pipeline:
 
     def append(self, key: Key, value: Value) -> Self:
         """Add a `append`."""
-        return self._add(p.Append(as_key(key), as_value(value)))
+        return self._add(p.Append(as_key(key), as_value(value, key)))
 
     def check(self, keys: Iterable[Key]) -> Self:
         """Add a `check`."""
@@ -334,8 +342,8 @@ class Pipeline:
 
     def compare_and_swap(self, key: Key, expected: Value | None, desired: Value) -> Self:
         """Add a `compare_and_swap`; its result is (swapped, current)."""
-        wanted = None if expected is None else as_value(expected)
-        return self._add(p.CompareSwap(as_key(key), wanted, as_value(desired)))
+        wanted = None if expected is None else as_value(expected, key)
+        return self._add(p.CompareSwap(as_key(key), wanted, as_value(desired, key)))
 
     def delete_key(self, key: Key) -> Self:
         """Add a `delete_key`."""
@@ -343,7 +351,7 @@ class Pipeline:
 
     def queue_push(self, key: Key, value: Value) -> Self:
         """Add a `queue_push`."""
-        return self._add(p.QueuePush(as_key(key), as_value(value)))
+        return self._add(p.QueuePush(as_key(key), as_value(value, key)))
 
     def execute(self) -> list[Any]:
         """Send the calls; return their results in order."""

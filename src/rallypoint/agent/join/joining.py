@@ -152,6 +152,7 @@ class Joiner:
                 self._limit_seconds,
                 show=live_line if is_live() else None,
                 examine=self._examine,
+                is_spare=self._is_spare,
             )
             self._progress = progress
             progress.start()
@@ -160,6 +161,10 @@ class Joiner:
             self._put(self._handler.next_round(why))
         except BaseException as error:  # handed to the policy, whatever it is
             self._put(join_failed(error, self._handler.view().closed))
+
+    def _is_spare(self) -> bool:
+        parked = self._handler.view().parked
+        return parked is not None and parked.spare
 
     def _wait_until_healthy(self, over: threading.Event) -> str:
         """Return "" once the node is healthy, or the problem when the time is over (H1)."""

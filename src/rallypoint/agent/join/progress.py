@@ -19,6 +19,7 @@ INTERVALS_SECONDS = (2.0, 5.0, 10.0, 30.0)
 LIVE_SECONDS = 1.0
 ASK_SECONDS = 5.0
 EXAMINE_SECONDS = 10.0
+SPARE = "this node is a spare: it joins when a node leaves"
 LAST_SECONDS = 1.0  # before the join times out; no line is shown then
 
 
@@ -37,6 +38,7 @@ class JoinProgress:
         join_seconds: after which the join times out.
         say: prints a line.
         show: on a terminal, replaces the live line; None without a terminal.
+        is_spare: whether this node is a spare.
         examine: called once after `EXAMINE_SECONDS`; returns what keeps the nodes apart, "" for
             nothing.
         clock: monotonic clock.
@@ -49,12 +51,14 @@ class JoinProgress:
         say: Callable[[str], None] = console.say,
         show: Callable[[str], None] | None = None,
         examine: Callable[[], str] | None = None,
+        is_spare: Callable[[], bool] = lambda: False,
         clock: Clock = time.monotonic,
     ) -> None:
         self._ask = ask
         self._say = say
         self._show = show
         self._examine = examine
+        self._is_spare = is_spare
         self._clock = clock
         self._over = threading.Event()
         self._showing = threading.Lock()
@@ -92,6 +96,8 @@ class JoinProgress:
         now = self._clock()
         if self._report.phase == AT_WORK:  # the join timeout begins anew when the round is over
             self._ends = now + self._join_seconds
+            if self._is_spare():
+                return f"{self._report.reason}; {SPARE}"
         if self._ends - now < LAST_SECONDS:  # the join's error says more, and may be newer
             return ""
         return waiting_line(self._report, now - self._asked, self._ends - now)

@@ -92,7 +92,7 @@ def advertised(sockets: list[socket.socket], url: str) -> str:
     host, port = sockets[0].getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - read, not bound
         engine = url.partition("://")[2].partition("?")[0].partition("/")[0].rpartition("@")[2]
-        host = local_address(parse_endpoints(engine)[0][0])
+        host = local_address(parse_endpoints(engine or None)[0][0])
     return join_endpoint(str(host), port)
 
 
