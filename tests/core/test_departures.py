@@ -75,10 +75,13 @@ def test_l1_loss_opens_the_next_round_and_names_the_node(cause: Cause) -> None:
     run = sealed("node1", "node2", "node3")
     run.do(*([Disconnected("node3")] if cause is Cause.DISCONNECT else []))
     step = run.lose("node3", cause)
-    why = f"node3 pid 3 was lost: {cause.value}"
+    how = cause.value
+    if cause is Cause.DISCONNECT:
+        how = "its connection closed and it did not reconnect within disconnect_grace (1 s)"
+    why = f"node3 pid 3 was lost: {how}"
     assert step.state.phase == Gathering(round=2, lost=True, former=3)
     assert run.sent("node1") == run.sent("node2") == [RoundOpened(1, 2, why, ("node3 pid 3",))]
-    fenced = Refused(Refusal.FENCED, f"node3 pid 3: {cause.value}", 1, 1)
+    fenced = Refused(Refusal.FENCED, f"node3 pid 3: {how}", 1, 1)
     assert run.sent("node3") == [fenced]
     assert step.reason == (
         f"round 2 opens: {why}; 0 of at least 2 nodes have joined round 2 (opened because {why}); "

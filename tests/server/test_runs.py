@@ -234,7 +234,7 @@ def test_lost_node_that_resumes_is_fenced() -> None:
     bench.host.resume(connection, wire.Resume("c", 1, 1))
     refused = told(connection, Refused)
     assert refused.refusal is Refusal.FENCED
-    assert "it disconnected" in refused.why
+    assert "its connection closed" in refused.why
     assert connection.node is None
 
 

@@ -95,6 +95,32 @@ def test_live_line_fits_the_terminal(
     assert capsys.readouterr().out.split(console.CLEAR_LINE) == shown
 
 
+def test_no_line_in_the_last_second_of_a_join(manual_clock: ManualClock) -> None:
+    shown = JoinProgress(lambda: report_of("0 of 2"), 5.0, pytest.fail, clock=manual_clock)
+    manual_clock.advance(3.0)
+    assert shown.line() == "0 of 2; join timeout in 2.0 s"
+    manual_clock.advance(1.5)
+    assert shown.line() == ""  # the join's error tells more, and may be newer
+
+
+def test_a_spare_is_told_that_it_is_one_and_its_join_time_begins_anew(
+    manual_clock: ManualClock,
+) -> None:
+    phases = ["sealed"]
+
+    def ask() -> Report:
+        return Report("run", phases[-1], 1, 1, "round 1 is running with 2 nodes")
+
+    shown = JoinProgress(
+        ask, 5.0, pytest.fail, is_spare=lambda: phases == ["sealed"], clock=manual_clock
+    )
+    told = "this node is a spare: it joins when a node leaves"
+    manual_clock.advance(60.0)
+    assert shown.line() == f"round 1 is running with 2 nodes; {told}"
+    phases.append("gathering")
+    assert shown.line().endswith("; join timeout in 5.0 s")
+
+
 def test_no_line_without_a_report() -> None:
     assert JoinProgress(lambda: None, 600.0, pytest.fail).line() == ""
 

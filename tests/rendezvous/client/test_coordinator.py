@@ -188,7 +188,7 @@ def test_fenced_node_comes_back_as_a_newcomer(server: EmbeddedServer, make: Make
             assert not deadline.expired()
         proxy.refusing = False
         view = until(handler, lambda view: view.fenced is not None)
-        assert "it disconnected" in str(view.fenced)
+        assert "its connection closed" in str(view.fenced)
         handler.next_rendezvous()
         assert handler.view().fenced is None
         assert handler.node_id != old
