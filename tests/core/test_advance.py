@@ -6,7 +6,7 @@ The rules of coming and going are in test_membership.py, those of sealing in tes
 import pytest
 from tests.core.builders import Drive, a_failure, a_node, a_settings, sealed
 
-from rallypoint.core.advance import Step, advance, broken, timer_seconds, timers
+from rallypoint.core.advance import Step, advance, closed_by_fault, timer_seconds, timers
 from rallypoint.core.events import (
     Beat,
     Event,
@@ -365,7 +365,7 @@ def test_run_with_failed_rules_closes_without_a_rule() -> None:
     run = sealed("n1", "n2", most=2)
     run.join("n3")  # a spare
     run.do(Notify("n1", "the machine goes", "admin"))
-    step = broken(run.state, "the server", "10:15", "a fault of ours")
+    step = closed_by_fault(run.state, "the server", "10:15", "a fault of ours")
     assert step.state.phase == Closed(1, "the server", "10:15", "a fault of ours")
     assert (step.state.notices, step.state.failing) == ({}, 0)
     assert (step.state.participants, step.state.spares, step.timers) == ({}, {}, ())
@@ -374,7 +374,7 @@ def test_run_with_failed_rules_closes_without_a_rule() -> None:
     assert step.reason == "run 'demo' was closed at 10:15 by the server: a fault of ours"
     assert check_state(step.state) == []
     assert check_step(run.state, step.state, step.messages) == []
-    again = broken(step.state, "someone", "11:00", "another one")
+    again = closed_by_fault(step.state, "someone", "11:00", "another one")
     assert (again.state, again.messages, again.reason) == (step.state, (), step.reason)
 
 

@@ -5,7 +5,7 @@
     any phase --close, all finished, budget spent--> Closed --new incarnation--> Gathering
 
 `TRANSITIONS` lists all events with their functions and the rules of docs/state-machine.md that
-they implement. After each event `failures.judge` may exclude a node (H1), and `rounds.settle`
+they implement. After each event `failures.quarantine_if_due` may exclude a node (H1), and `rounds.settle`
 closes a run whose budget is spent (B1), moves between Gathering and LastCall (J2), and seals the
 round (J3 to J5); sealing hands out seats (S2) and ranks (R1, `ranks.assign_ranks`).
 """
@@ -109,7 +109,7 @@ def advance(state: RunState, *events: Event) -> Step:
     for event in events:
         run.note = ""
         TRANSITIONS[type(event)](run, event)
-        if failures.judge(run):
+        if failures.quarantine_if_due(run):
             notes.append(run.note)
         rounds.settle(run)
         if run.note and run.note not in notes[-1:]:
@@ -118,7 +118,7 @@ def advance(state: RunState, *events: Event) -> Step:
     return Step(after, tuple(run.messages), timers(after), tuple(notes))
 
 
-def broken(state: RunState, by: str, at: str, why: str) -> Step:
+def closed_by_fault(state: RunState, by: str, at: str, why: str) -> Step:
     """Close a run after an internal error, without any of the rules that may have failed.
 
     Args:

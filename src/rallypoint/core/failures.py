@@ -61,7 +61,7 @@ def _strike(run: MutableState, node: Node, number: int) -> None:
     run.strikes = (*recent, Strike(*_known_by(run, node), number))
 
 
-def judge(run: MutableState) -> bool:
+def quarantine_if_due(run: MutableState) -> bool:
     """Exclude the node that has ended the round before, if it has ended too many (H1).
 
     Returns:

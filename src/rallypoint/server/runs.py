@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rallypoint.core import explain
-from rallypoint.core.advance import Step, advance, broken, timer_seconds, timers
+from rallypoint.core.advance import Step, advance, closed_by_fault, timer_seconds, timers
 from rallypoint.core.events import (
     Cause,
     Close,
@@ -285,7 +285,7 @@ class RunHost:
         self._events, before = [], self.state
         done, self._done = self._done, []
         self.stop()
-        step = broken(before, self._where, now_text(), why)
+        step = closed_by_fault(before, self._where, now_text(), why)
         self.state = step.state
         self.mark()
         for send in step.messages:
