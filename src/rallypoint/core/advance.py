@@ -5,7 +5,7 @@
     any phase --close, all finished, budget spent--> Closed --new incarnation--> Gathering
 
 `TRANSITIONS` lists all events with their functions and the rules of docs/state-machine.md that
-they implement. After each event `failures.quarantine_if_due` may exclude a node (H1), and `rounds.settle`
+they implement. After each event `failures.quarantine_if_due` may exclude a node (H1), and `settle`
 closes a run whose budget is spent (B1), moves between Gathering and LastCall (J2), and seals the
 round (J3 to J5); sealing hands out seats (S2) and ranks (R1, `ranks.assign_ranks`).
 """
