@@ -13,7 +13,7 @@ from rallypoint.server.audit import deed, order, recorded
 def test_close_records_who_and_when(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rallypoint.audit"):
         event = recorded(Close("me", "done\nwith", "1970"), "run", "token 00ff", "10.0.0.1:7")
-    assert event.by == "me (token 00ff, 10.0.0.1:7)"
+    assert event.by == "me (token 00ff, 10.0.0.1)"
     assert event.at.endswith(" UTC")  # the server's, whatever the client said
     (line,) = caplog.messages
     assert "token 00ff, 10.0.0.1:7" in line
@@ -38,7 +38,7 @@ def test_exclusions_are_recorded_with_their_time(
 ) -> None:
     with caplog.at_level(logging.INFO, "rallypoint.audit"):
         stored = recorded(event, "run", "token 00ff", "10.0.0.1:7")
-    assert stored.by == "me (token 00ff, 10.0.0.1:7)"
+    assert stored.by == "me (token 00ff, 10.0.0.1)"
     assert stored.at.endswith(" UTC")
     assert words in caplog.text
 

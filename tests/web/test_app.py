@@ -217,7 +217,7 @@ def test_page_on_other_addresses_needs_a_token() -> None:
     ended = subprocess.run(
         [*command, "--http=0.0.0.0:0"], capture_output=True, text=True, timeout=30, check=False
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "refusing to listen on 0.0.0.0 without a token" in ended.stderr
 
 
