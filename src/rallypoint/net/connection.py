@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rallypoint")
 
 READ_BYTES = 64 * 1024
+NOTICE_LEAST_SECONDS = 5.0  # with less time left, the error that follows says it all
 HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_OF_SEVERAL_SECONDS = 3.0  # then the next server is asked: this one may be stopped
 _header = p.HEADER.unpack_from
@@ -284,10 +285,10 @@ def open_connection(
         except StoreConnectionError as error:
             last = error
         left = deadline.remaining()
-        if not noticed and left >= 1.0 and deadline.elapsed() > NOTICE_SECONDS and not once:
+        late = deadline.elapsed() > NOTICE_SECONDS
+        if late and not noticed and not once and left >= NOTICE_LEAST_SECONDS:
             noticed = True
-            first = str(last).partition(". ")[0]  # the error at the end says all
-            logger.warning("%s; trying for %.0f s more", first, left)
+            logger.warning("%s; trying for %.0f s more", last, left)
         if not once:
             pause = wait_before_next(pause, deadline)
         if once or deadline.expired():  # an attempt without time would tell less than the last one
