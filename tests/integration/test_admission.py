@@ -211,7 +211,7 @@ def test_admit_never_waits_for_a_round_opened_otherwise(fleet: Fleet) -> None:
     agents = [fleet.agent(f"node{i}", *options) for i in range(2)]
     seats = [agent.round(2) for agent in agents]
     newcomer = fleet.agent("newcomer", *options)
-    newcomer.expect("waits|parked|at work")
+    newcomer.expect("waits|parked|is running")
     agents[1].kill()
     agents[0].round(2, seats[0])
     newcomer.round(2)

@@ -179,7 +179,7 @@ def test_progress_on_a_terminal_updates_one_line(fleet: Fleet) -> None:
     shown = seen.decode().split(CLEAR_LINE)
     live = [line for line in shown if "waiting for 1" in line]
     assert live[0].startswith(
-        "rallypoint: 1 of 2 nodes, waiting for 1: not heard of yet; join ends"
+        "rallypoint: 1 of 2 nodes, waiting for 1: not heard of yet; join timeout in"
     )
     assert len(set(live)) > 1, "it counts down"
     assert "\n" not in "".join(live), "and stays one line"
