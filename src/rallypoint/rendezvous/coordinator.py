@@ -5,9 +5,9 @@ Two modules implement it: `client.coordinator` over a connection to a server, an
 of both:
 
 * `join` returns only what was agreed and stored; it blocks at most its deadline;
-* what is told is pushed into `view()`, which answers without a request, and each change of
-  it calls the watchers, from a thread of the coordinator's or of a call that joins or leaves;
-  several changes may be told as one, and a watcher that fails harms nobody else;
+* each message updates `view()`, which answers without a request; each change of it calls the
+  watchers, from a thread of the coordinator or of a call that joins or leaves; several changes may
+  come as one, and a watcher that fails does not affect the others;
 * the coordinator sends heartbeats by itself, at least one every third of the lease (and to a
   server at least every 5 s, to one of several every 3 s); if its thread fails, the failure is in
   `view().error` and is raised by the next call;

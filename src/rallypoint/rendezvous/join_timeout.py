@@ -1,7 +1,7 @@
 """How long a join waits: its own limit, which does not run while the node is parked.
 
 A node that waits for the next round, or is a spare, waits for the work of others (rule N1):
-such a join is not stuck. It is told when the next round opens or the run closes, and from
+such a join is not stuck. It is notified when the next round opens or the run closes, and from
 then on its join has its whole time. While the coordinator is away the time runs.
 """
 
@@ -25,7 +25,7 @@ def wait_for_seat(
 
     Args:
         wait: returns early with each change of what the two functions say.
-        view: what the node was told so far.
+        view: what the node knows so far.
         decided: whether there is an answer.
         deadline: of the join; begun anew, with the same timeout, when the node was parked.
 

@@ -1,4 +1,4 @@
-"""One thread for all sessions of a process: it reads what is told to them and keeps their time.
+"""One thread for all sessions of a process: it reads their connections and keeps their timers.
 
 A caller who waits for an answer reads it itself (see `session`), so that no other thread has to
 wake for it. In between, a session's socket is watched here; and when its next beat is due it is

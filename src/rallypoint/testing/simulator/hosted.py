@@ -45,6 +45,7 @@ class HostedNode(Agent):
         super().__init__(world, host, number)
         self.client = NodeClient(world, server, self.process, self._changed, seated)
         self.session = self.client.session
+        self._last_put = View()
         self._join: Join | None = None  # while it is under way
         self._may_return = False  # under another id, if the join shows that this node was lost
         self._why = ""
@@ -64,8 +65,6 @@ class HostedNode(Agent):
         join = self._join
         if join is not None and self.session.outcome(join) is not None:
             self.process.soon(self._settled, join)
-
-    _last_put = View()
 
     def join(self, why: str) -> None:
         self._why = why
